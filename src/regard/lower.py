@@ -1,0 +1,362 @@
+"""From a description to the normal form: exact algebra only, each rewrite a function of its own.
+
+| rewrite | what it does |
+|---|---|
+| cosine | normalise q and k |
+| euclidean | a dot product, a bias per key and one per query, after moving the mean key to the origin |
+| rotary | turn q and k |
+| static | vᵀR as a table over displacements, whatever the features; slopes stay arithmetic |
+| content terms | u = (x + c) and R, with W folded into the smaller side; one piece an axis; bins kept compact |
+| points | index maps evaluated pair by pair; a sinusoid becomes a dot product by the addition theorem |
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .description import Description
+from .features import Constant, Feature, Network, OnAxis, OneHot, PerAxis, Sinusoid, Slope, Table
+from .geometry import Geometry, Grid, Points
+from .masks import Mask, _And, _Causal, _Dense, _Keys, _Lengths, _Nearest, _Not, _Or, _Same, _Window
+from .normal import Form, Piece, Problem
+from .position import Bound, FromKey, FromQuery, Rotary, Static, Term
+from .scores import Cosine, Dot, Euclidean, InverseDistance
+from .tables import check_range, compact, lookup, tabulate, take, with_zero_row
+
+
+def lower(d: Description) -> Problem:
+    """The problem an engine is given."""
+    return _Lowering(d).problem()
+
+
+class _Lowering:
+    """Collects operands and pieces while the description is walked once."""
+
+    def __init__(self, d: Description):
+        self.d = d
+        self.operands: list[Tensor] = []
+        self.pieces: list[Piece] = []
+        self.wide = torch.float64 if d.q.dtype == torch.float64 else torch.float32
+
+    def add(self, x: Tensor) -> int:
+        self.operands.append(x)
+        return len(self.operands) - 1
+
+    def problem(self) -> Problem:
+        d = self.d
+        q, k, plain = d.q, d.k, None
+        for term in d.terms:
+            if isinstance(term, Rotary):
+                plain = (q, k)
+                q, k = rotary(term, d)
+        q, k, content, number, scale = self.content(q, k)
+        for term in d.terms:
+            if not isinstance(term, Rotary):
+                self.term(term)
+        starts = [
+            self.add(start[:, None]) if isinstance(start, Tensor) else -1 for start in (d.q_start, d.k_start)
+        ]
+        form = Form(
+            content=content,
+            pieces=tuple(self.pieces),
+            mask=None if d.mask is None else mask_form(d.mask, self.operands, None),
+            q_geometry=self.geometry(d.q_geometry, "q"),
+            k_geometry=self.geometry(d.k_geometry, "k"),
+            scale=scale,
+            softcap=d.softcap,
+            sink=-1 if d.sink is None else self.add(d.sink[None].expand(1, d.q.shape[1])),
+            dropout=d.dropout,
+            seeds=-1 if d.seed is None else self.add(self.seeds(d.seed)),
+            q_start=starts[0],
+            k_start=starts[1],
+        )
+        ints = [0 if isinstance(start, Tensor) else start for start in (d.q_start, d.k_start)]
+        return Problem(form, q, k, self.operands, (ints[0], ints[1]), number, plain, d)
+
+    def seeds(self, seed: Tensor) -> Tensor:
+        batch, heads = self.d.q.shape[:2]
+        return seed + torch.arange(batch * heads, device=seed.device).reshape(batch, heads)
+
+    def geometry(self, geometry: Geometry, side: str) -> tuple:
+        if isinstance(geometry, Grid):
+            return ("grid", geometry.shape, geometry.unplaced)
+        if isinstance(geometry, Points):
+            at = self.d.positions(side)
+            coords, placed = geometry.coordinates(at), geometry.placed(at)
+            slot = -1 if placed is None else self.add(placed.reshape(-1, 1, placed.shape[-1]))
+            return ("points", geometry.axes, self.add(coords.reshape(-1, 1, *coords.shape[-2:])), slot)
+        return ("line",)
+
+    # content
+
+    def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, tuple, float, int]:
+        d = self.d
+        number = 1.0 if isinstance(d.scale, Tensor) else d.scale
+        scale = self.add(d.scale) if isinstance(d.scale, Tensor) else -1
+        if isinstance(d.score, Cosine):
+            q, k = cosine(q, k)
+        elif isinstance(d.score, Euclidean):
+            q, k, row, column = euclidean(q, k)
+            number = number / d.score.sigma**2
+            for bias in (row.unsqueeze(-1), column.unsqueeze(-2)):
+                self.pieces.append(Piece("vector", "content", slots=(self.add(number * bias),), gate=scale))
+        elif isinstance(d.score, InverseDistance):
+            return q, k, ("distance", d.score.power), number, scale
+        else:
+            assert isinstance(d.score, Dot)
+        return q, k, ("dot",), number, scale
+
+    # terms
+
+    def term(self, term: Term | Bound) -> None:
+        bound = term if isinstance(term, Bound) else None
+        inner = bound.term if bound else term
+        gate = self.add(bound.gate) if bound and bound.gate is not None else -1
+        label = term.describe()
+        if not isinstance(self.d.q_geometry, Points):
+            check_range(inner.features, self.d)
+        if isinstance(inner, Static):
+            self.static(inner, label, gate)
+        else:
+            assert isinstance(inner, (FromQuery, FromKey))
+            x = None if bound is None else (bound.query if isinstance(inner, FromQuery) else bound.key)
+            self.from_content(inner, x, label, gate)
+
+    def static(self, term: Static, label: str, gate: int) -> None:
+        d, feature = self.d, term.features
+        readout = (term.readout * term.scale).to(self.wide)  # [heads or 1, f]
+        if isinstance(feature, Constant):
+            self.pieces.append(Piece("vector", label, slots=(self.add(readout[None, :, :, None]),), gate=gate))
+        elif isinstance(d.q_geometry, Points):
+            for part, axis in _by_axis(feature):
+                self.on_points(part, axis, label, gate, "table", readout=readout)
+        elif isinstance(feature, Slope) and not isinstance(d.q_geometry, Grid):
+            self.pieces.append(Piece("slope", label, ("line",), (self.add(readout[None, :, :, None]),), gate))
+        else:
+            space = ("grid", tuple(range(d.q_geometry.axes))) if isinstance(d.q_geometry, Grid) else ("line",)
+            slot = self.add(static_table(term, d, self.wide))
+            self.pieces.append(Piece("table", label, space, (slot,), gate, reach=feature.reach))
+
+    def from_content(self, term: FromQuery | FromKey, x: Tensor | None, label: str, gate: int) -> None:
+        d, side = self.d, "query" if isinstance(term, FromQuery) else "key"
+        if x is None:
+            x = d.q if side == "query" else d.k
+        heads = d.q.shape[1]
+        if term.offset is not None:
+            x = _for_heads(x, term.offset.shape[0], heads) + term.offset.to(x.dtype)[:, None]
+        if isinstance(term.features, Constant):
+            vector = fold(x, term.weight, None, heads, term.scale)[0]  # [b, h, length, 1]
+            slot = self.add(vector if side == "query" else vector.mT)
+            self.pieces.append(Piece("vector", label, slots=(slot,), gate=gate))
+            return
+        for part, axis in _by_axis(term.features):
+            if isinstance(d.q_geometry, Points):
+                self.on_points(part, axis, label, gate, side, x=x, term=term)
+                continue
+            axes = None if axis is None else (axis,)
+            space: tuple = ("line",)
+            if isinstance(d.q_geometry, Grid):
+                space = ("grid", axes or tuple(range(d.q_geometry.axes)))
+            bins, config = -1, ()
+            if isinstance(part, (OneHot, Table)):
+                rows, index = compact(part, d)
+                bins = self.add(lookup(index, d, axes)[:, None])
+                rows, config = rows[None], (index.injective,)
+            else:
+                rows = tabulate(part, d, axes)
+            u, rows = fold(x, term.weight, rows, heads, term.scale)
+            self.pieces.append(
+                Piece(side, label, space, (self.add(u), self.add(rows)), gate, bins, part.reach, config)
+            )
+
+    def on_points(
+        self, part: Feature, axis: int | None, label: str, gate: int, kind: str, *, readout: Tensor | None = None,
+        x: Tensor | None = None, term: FromQuery | FromKey | None = None
+    ) -> None:
+        """One feature between arbitrary coordinates: nothing to tabulate, so it is evaluated pair by pair."""
+        d, heads = self.d, self.d.q.shape[1]
+        if isinstance(part, (OneHot, Table)):
+            index = part.bins if isinstance(part, Table) else part
+            if d.q_geometry.coordinates(d.positions("q")).is_floating_point():
+                raise ValueError(f"geometry: {index.describe()} needs whole coordinates, found real ones")
+            space = ("points", index.spec(), axis, 1)
+            rows = part.values if isinstance(part, Table) else torch.eye(part.dim, device=d.q.device)
+            rows = rows if rows.dim() == 3 else rows[None]  # [heads or 1, n, f]
+            alone = index.unplaced_index()
+            ends = rows[:, list(alone)] if alone is not None else torch.zeros_like(rows[:, :1]).expand(-1, 3, -1)
+            rows = torch.cat([rows, ends], dim=1)
+            if readout is not None:
+                table = (rows.to(self.wide) * readout[:, None]).sum(-1)
+                self.pieces.append(Piece("table", label, space, (self.add(table[None]),), gate))
+            else:
+                assert x is not None and term is not None
+                u, rows = fold(x, term.weight, rows[None], heads, term.scale)
+                self.pieces.append(Piece(kind, label, space, (self.add(u), self.add(rows)), gate))
+        elif isinstance(part, Sinusoid):
+            if readout is not None:
+                read, side = readout[None, :, None], "query"
+            else:
+                assert x is not None and term is not None
+                read, side = fold(x, term.weight, None, heads, term.scale)[0], kind
+            a, b = addition_theorem(part, read, side, d, axis or 0)
+            self.pieces.append(Piece("dot", label, slots=(self.add(a), self.add(b)), gate=gate))
+        elif isinstance(part, Slope) and readout is not None:
+            space = ("points", (), axis, 1)
+            self.pieces.append(Piece("slope", label, space, (self.add(readout[None, :, :, None]),), gate))
+        elif isinstance(part, Network) and readout is not None:
+            config = (part.extent, part.bound)
+            slots = tuple(
+                self.add(w) for w in (part.weight1[None, None], part.bias1[None, None], part.weight2[None].unsqueeze(-1))
+            )
+            outer = self.add(readout[None, :, :, None])
+            self.pieces.append(
+                Piece("network", label, ("points", (), axis, 1), (*slots, outer), gate, config=config)
+            )
+        else:
+            raise ValueError(
+                f"position: {part.describe()} cannot be evaluated between Points; use bins, a sinusoid, a slope or a "
+                "Network read by Static, or a Line or Grid"
+            )
+
+
+def cosine(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Normalised q and k, whose dot product is the cosine."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    unit = [torch.nn.functional.normalize(x.to(wide), dim=-1).to(q.dtype) for x in (q, k)]
+    return unit[0], unit[1]
+
+
+def euclidean(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """-|q - k|^2 / 2 as q'·k' + row + column, after moving the mean key to the origin (else float32 cancels badly).
+
+    The mean is of finite keys and detached: the score does not depend on the origin, so no gradient is lost.
+    """
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    group = q.shape[1] // k.shape[1]
+    still = k.detach().to(wide)
+    centre = torch.where(still.isfinite(), still, 0.0).sum(-2, keepdim=True) / max(k.shape[-2], 1)
+    k = k.to(wide) - centre
+    q = q.to(wide) - (centre if group == 1 else centre.repeat_interleave(group, dim=1))
+    column = -0.5 * k.square().sum(-1)
+    column = column if group == 1 else column.repeat_interleave(group, dim=1)
+    return q, k, -0.5 * q.square().sum(-1), column
+
+
+def rotary(term: Rotary, d: Description) -> tuple[Tensor, Tensor]:
+    """q and k turned by their places."""
+    turned = []
+    for x, side, geometry in ((d.q, "q", d.q_geometry), (d.k, "k", d.k_geometry)):
+        at = d.positions(side)
+        place, placed = geometry.coordinates(at), geometry.placed(at)
+        turned.append(term.rotate(x, place, placed))
+    return turned[0], turned[1]
+
+
+def static_table(term: Static, d: Description, wide: torch.dtype) -> Tensor:
+    """vᵀR for every displacement: [batch or 1, heads or 1, n]. One-hot features never make their one-hots."""
+    feature = term.features
+    readout = (term.readout * term.scale).to(wide)  # [heads or 1, f]
+    if isinstance(feature, (OneHot, Table)):
+        bins = feature.bins if isinstance(feature, Table) else feature
+        if isinstance(feature, Table):
+            values = feature.values if feature.heads is not None else feature.values[None]
+            bias = (values.to(wide) * readout[:, None]).sum(-1)
+        else:
+            bias = readout
+        bias = with_zero_row(bias.unsqueeze(-1), bins, d)
+        return take(bias, lookup(bins, d, None), bins.injective).squeeze(-1)
+    rows = tabulate(feature, d, None).to(wide)  # [b, heads or 1, n, f]
+    return (rows * readout[None, :, None]).sum(-1)
+
+
+def fold(
+    x: Tensor, weight: Tensor | None, rows: Tensor | None, heads: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """xᵀ W R as u and rows, W in whichever side comes out smaller. x [b, h, length, d], rows [b, h, n, f]."""
+    if weight is None:
+        assert rows is not None
+        return x, rows * scale
+    d, f = weight.shape[1:]
+    if rows is not None and f > d:
+        wide = torch.promote_types(rows.dtype, weight.dtype)
+        return x, rows.to(wide) @ (weight.to(wide).mT * scale)
+    u = _for_heads(x, weight.shape[0], heads) @ weight.to(x.dtype)
+    if rows is None:
+        return u * scale, u
+    return u, rows * scale
+
+
+def addition_theorem(
+    feature: Sinusoid, read: Tensor, side: str, d: Description, axis: int
+) -> tuple[Tensor, Tensor]:
+    """read · R(p_i - p_j) as <a_i, b_j>: cos(x - y) = cos x cos y + sin x sin y, sin(x - y) = sin x cos y - cos x sin y."""
+    angles = []
+    for name, geometry in (("q", d.q_geometry), ("k", d.k_geometry)):
+        at = d.positions(name)
+        place = geometry.coordinates(at)[..., axis : axis + 1].to(torch.float64)
+        cos, sin = feature.parts(place.unsqueeze(-3))
+        placed = geometry.placed(at)
+        if placed is not None:
+            keep = placed[..., None].unsqueeze(-3)
+            cos, sin = cos * keep, sin * keep
+        angles.append((cos, sin) if cos.dim() == 4 else (cos[None], sin[None]))
+    (q_cos, q_sin), (k_cos, k_sin) = angles
+    on_cos, on_sin = feature.split(read)
+    if side == "query":
+        a = torch.cat([on_cos * q_cos + on_sin * q_sin, on_cos * q_sin - on_sin * q_cos], dim=-1)
+        b = torch.cat([k_cos, k_sin], dim=-1)
+    else:
+        a = torch.cat([q_cos, q_sin], dim=-1)
+        b = torch.cat([on_cos * k_cos - on_sin * k_sin, on_cos * k_sin + on_sin * k_cos], dim=-1)
+    return a, b
+
+
+def mask_form(mask: Mask, operands: list[Tensor], allowed: tuple | None) -> tuple:
+    """A mask as nested tuples and operands. `allowed` is what the masks combined with & already say, for nearest."""
+
+    def add(x: Tensor) -> int:
+        operands.append(x)
+        return len(operands) - 1
+
+    if isinstance(mask, _And):
+        sure = [mask_form(part, operands, allowed) for part in mask.parts() if not part.scored]
+        before = tuple(sure) if allowed is None else (allowed, *sure)
+        context = None if not before else before[0] if len(before) == 1 else ("and", *before)
+        scored = [mask_form(part, operands, context) for part in mask.parts() if part.scored]
+        return ("and", *sure, *scored)
+    if isinstance(mask, _Or):
+        return ("or", *(mask_form(part, operands, allowed) for part in mask.parts()))
+    if isinstance(mask, _Not):
+        return ("not", mask_form(mask.part, operands, allowed))
+    if isinstance(mask, _Causal):
+        return ("within", 0, None)
+    if isinstance(mask, _Window):
+        return ("box" if isinstance(mask.lo, tuple) else "within", mask.lo, mask.hi)
+    if isinstance(mask, _Keys):
+        return ("range", "k", mask.first, mask.last)
+    if isinstance(mask, _Lengths):
+        on_keys = ("before", "k", add(mask.count[:, None]))
+        return on_keys if mask.queries is None else ("and", on_keys, ("before", "q", add(mask.queries[:, None])))
+    if isinstance(mask, _Same):
+        return ("same", add(mask.q_ids[:, None]), add(mask.k_ids[:, None]))
+    if isinstance(mask, _Dense):
+        return ("dense", add(mask.values))
+    assert isinstance(mask, _Nearest)
+    return ("nearest", mask.count, allowed)
+
+
+def _by_axis(feature: Feature) -> list[tuple[Feature, int | None]]:
+    """A feature as one-axis parts where it is a sum of such; else itself, on all axes."""
+    if isinstance(feature, PerAxis):
+        return [(part.feature, part.axis) for part in feature.parts]
+    if isinstance(feature, OnAxis):
+        return [(feature.feature, feature.axis)]
+    return [(feature, None)]
+
+
+def _for_heads(x: Tensor, wanted: int, heads: int) -> Tensor:
+    """Shared keys, once for each query head, when parameters differ by head."""
+    if wanted == 1 or x.shape[1] in (1, wanted):
+        return x
+    return x.repeat_interleave(heads // x.shape[1], dim=1)

@@ -1,0 +1,150 @@
+"""The plan: which engine runs a normal form, what was rewritten on the way, and why not a faster engine.
+
+A plan is made from structure (form, device, dtype), never from lengths, is cached by it, and prints itself.
+This is the only module that names engines; everything else asks a plan for its engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from .normal import Form, Piece, decode, plain_tuple
+
+log = logging.getLogger("regard")
+
+#: engines from the fastest to the one that takes anything; the last is only for the asking
+ENGINES = ("tiled", "reference")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one A is computed. `print(A.plan)` shows it."""
+
+    engine: str
+    form: Form
+    device: str
+    dtype: str
+    refused: tuple[tuple[str, str], ...]  # faster engines, and why each was not taken
+    spec: str  # the same as text, for the operators
+
+    @property
+    def module(self) -> ModuleType:
+        """The engine: a module with forward, backward, tile and reduce."""
+        return engine_module(self.engine)
+
+    def __str__(self) -> str:
+        form = self.form
+        rows = [("engine", f"{self.engine} ({self.device}, {self.dtype})")]
+        rows += [("not", f"{name}: {reason}") for name, reason in self.refused]
+        rows.append(("content", _content(form)))
+        rows += [("+", f"{piece.label}  ->  {_piece(piece)}") for piece in form.pieces]
+        if form.softcap is not None:
+            rows.append(("softcap", f"{form.softcap:g} * tanh(logit / {form.softcap:g})"))
+        if form.mask is not None:
+            rows.append(("mask", _mask(form.mask)))
+        if form.sink >= 0:
+            rows.append(("sink", "one logit a head that takes weight and gives no value"))
+        if form.dropout:
+            rows.append(("dropout", f"{form.dropout:g}, in products only"))
+        return "\n".join(f"{name:>8}  {text}" for name, text in rows)
+
+
+def plan(form: Form, device: torch.device, dtype: torch.dtype, engine: str | None) -> Plan:
+    """The plan for a form; the same object for the same structure."""
+    return _plan(plain_tuple(form), device.type, str(dtype).removeprefix("torch."), engine)
+
+
+@torch.compiler.assume_constant_result
+def plan_spec(form: tuple, device: str, dtype: str, engine: str | None) -> str:
+    """A plan's text: what is left of planning in a compiled graph."""
+    return _plan(form, device, dtype, engine).spec
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(form: tuple, device: str, dtype: str, engine: str | None) -> Plan:
+    if engine is not None and engine not in ENGINES:
+        raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, found {engine!r}")
+    refused: list[tuple[str, str]] = []
+    chosen = engine
+    structure = decode(repr(("", form)))[1]
+    for name in ENGINES:
+        if chosen is not None:
+            break
+        reason = engine_module(name).refuse(structure, device, dtype)
+        if reason is None:
+            chosen = name
+        else:
+            refused.append((name, reason))
+    assert chosen is not None, refused
+    made = Plan(chosen, structure, device, dtype, tuple(refused), repr((chosen, form)))
+    log.debug("new plan\n%s", made)
+    return made
+
+
+def by_definition(engine: str | None) -> bool:
+    """The engine asked for reads the description itself, and needs no operator."""
+    return engine == "reference"
+
+
+def definition() -> ModuleType:
+    """The engine everything is judged against, for steps and for single equations."""
+    return engine_module("reference")
+
+
+def universal() -> ModuleType:
+    """The engine that takes every description, for what needs no speed."""
+    return engine_module("tiled")
+
+
+def engine_module(name: str) -> ModuleType:
+    """An engine by name, imported when first used."""
+    return importlib.import_module(f".engines.{name}", __package__)
+
+
+def _content(form: Form) -> str:
+    kind = "<q, k>" if form.content[0] == "dot" else f"-{form.content[1]:g} log |q - k|"
+    return f"scale * {kind}" + (", scale a tensor" if form.scale >= 0 else "")
+
+
+def _piece(piece: Piece) -> str:
+    where = {"line": "i - j", "grid": "displacement on the grid", "points": "displacement between points"}
+    at = where[piece.space[0]] if piece.space else ""
+    what = {
+        "vector": "a bias per query or key",
+        "table": f"table b[head, {at}]",
+        "slope": "slope times distance, computed",
+        "query": f"<u_i, R[{at}]>",
+        "key": f"<w_j, R[{at}]>",
+        "dot": "a second dot product (addition theorem)",
+        "network": "a network, evaluated pair by pair",
+    }[piece.kind]
+    if piece.lookup >= 0:
+        what += ", R kept by bins"
+    if piece.reach is not None and piece.kind != "vector":
+        what += f", constant from {piece.reach} on"
+    return what + (", gated" if piece.gate >= 0 else "")
+
+
+def _mask(mask: tuple) -> str:
+    kind = mask[0]
+    if kind in ("and", "or"):
+        return "(" + f" {'&' if kind == 'and' else '|'} ".join(map(_mask, mask[1:])) + ")"
+    if kind == "not":
+        return f"~{_mask(mask[1])}"
+    if kind == "within":
+        lo, hi = mask[1:]
+        if (lo, hi) == (0, None):
+            return "causal"
+        return f"{'' if lo is None else f'{lo} <= '}i - j{'' if hi is None else f' <= {hi}'}"
+    if kind == "box":
+        return f"{list(mask[1])} <= δ <= {list(mask[2])}"
+    if kind == "range":
+        return f"{mask[2]} <= {'key' if mask[1] == 'k' else 'query'} <= {mask[3]}"
+    names = {"before": "lengths", "same": "same id", "dense": "dense", "nearest": "nearest", "chosen": "chosen keys"}
+    return names[kind]

@@ -1,0 +1,134 @@
+"""Features as tables: R or vᵀR for every displacement a problem meets (the plan's rewrite of enumerable geometries)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .description import Description
+from .features import Feature, OneHot, Table
+from .geometry import Grid
+
+#: rows of one-hot products at a time
+CHUNK = 8192
+
+
+@torch.library.custom_op("regard::take", mutates_args=())
+def take(values: Tensor, index: Tensor, injective: bool) -> Tensor:
+    """values [heads or 1, n, f] at index [b, m]: [b, heads or 1, m, f]. Its gradient has the same bits every time."""
+    return values[:, index].movedim(1, 0).contiguous()
+
+
+@take.register_fake
+def _(values: Tensor, index: Tensor, injective: bool) -> Tensor:
+    return values.new_empty(index.shape[0], values.shape[0], index.shape[1], values.shape[2])
+
+
+@torch.library.custom_op("regard::take_backward", mutates_args=())
+def take_backward(grad: Tensor, index: Tensor, rows: int, injective: bool) -> Tensor:
+    """Sums of grad [b, h, m, f] by index: by scattering where no two entries of a row meet, else by one-hot products."""
+    b, h, m, f = grad.shape
+    total = grad.new_zeros(h, rows, f)
+    if injective:
+        for row in range(b):
+            part = grad.new_zeros(h, rows, f)
+            part[:, index[row]] = grad[row]
+            total += part
+        return total
+    for row in range(b):
+        for at in range(0, m, CHUNK):
+            hot = torch.nn.functional.one_hot(index[row, at : at + CHUNK], rows).to(grad.dtype)
+            total += hot.mT @ grad[row, :, at : at + CHUNK]
+    return total
+
+
+@take_backward.register_fake
+def _(grad: Tensor, index: Tensor, rows: int, injective: bool) -> Tensor:
+    return grad.new_empty(grad.shape[1], rows, grad.shape[3])
+
+
+def _take_setup(ctx, inputs, output) -> None:
+    values, index, injective = inputs
+    ctx.save_for_backward(index)
+    ctx.rows, ctx.injective = values.shape[1], injective
+
+
+def _take_grad(ctx, grad: Tensor):
+    (index,) = ctx.saved_tensors
+    return take_backward(grad, index, ctx.rows, ctx.injective), None, None
+
+
+take.register_autograd(_take_grad, setup_context=_take_setup)
+
+
+def displacements(d: Description, axes: tuple[int, ...] | None) -> Tensor:
+    """All displacements in table order: [batch or 1, n, axes] on a line or a grid (of these axes; None for all)."""
+    q_len, k_len = d.q.shape[-2], d.k.shape[-2]
+    if not isinstance(d.q_geometry, Grid):
+        steps = torch.arange(max(q_len + k_len - 1, 0), device=d.q.device)
+        base = d.q_start - d.k_start - (k_len - 1)
+        rows = base[:, None] + steps if isinstance(base, Tensor) else (steps + base)[None]
+        return rows.unsqueeze(-1)
+    assert isinstance(d.k_geometry, Grid)
+    q_shape, k_shape = d.q_geometry.shape, d.k_geometry.shape
+    chosen = range(len(q_shape)) if axes is None else axes
+    ranges = [torch.arange(1 - k_shape[a], q_shape[a], device=d.q.device) for a in chosen]
+    return torch.cartesian_prod(*ranges).reshape(1, -1, len(ranges))
+
+
+def check_range(feature: Feature, d: Description) -> None:
+    """Raise unless the feature has a row for every displacement of the problem."""
+    if isinstance(d.q_geometry, Grid):
+        assert isinstance(d.k_geometry, Grid)
+        lo = [1 - n for n in d.k_geometry.shape]
+        hi = [n - 1 for n in d.q_geometry.shape]
+    else:
+        base = d.q_start - d.k_start
+        if isinstance(base, Tensor):
+            if torch.compiler.is_compiling():
+                return
+            low, high = int(base.min()), int(base.max())
+        else:
+            low = high = base
+        lo, hi = [low - d.k.shape[-2] + 1], [high + d.q.shape[-2] - 1]
+    feature.check(lo, hi)
+
+
+def lookup(bins: OneHot, d: Description, axes: tuple[int, ...] | None) -> Tensor:
+    """The bin of every displacement, and on grids of the three unplaced cases: [batch or 1, n]."""
+    index = bins.index(displacements(d, axes))
+    if isinstance(d.q_geometry, Grid):
+        own = bins.unplaced_index()
+        # without bins of their own, unplaced pairs read row bins.dim, which the caller appends as zeros
+        cases = own if own is not None else (bins.dim,) * 3
+        index = torch.cat([index, torch.tensor(cases, device=index.device)[None]], dim=-1)
+    return index
+
+
+def compact(feature: OneHot | Table, d: Description) -> tuple[Tensor, OneHot]:
+    """R by bin, [heads or 1, n, f], with a row of zeros where `lookup` wants one."""
+    bins = feature.bins if isinstance(feature, Table) else feature
+    if isinstance(feature, Table):
+        rows = feature.values if feature.heads is not None else feature.values[None]
+    else:
+        rows = torch.eye(bins.dim, device=d.q.device, dtype=torch.get_default_dtype())[None]
+    return with_zero_row(rows, bins, d), bins
+
+
+def with_zero_row(rows: Tensor, bins: OneHot, d: Description) -> Tensor:
+    if isinstance(d.q_geometry, Grid) and bins.unplaced_index() is None:
+        rows = torch.cat([rows, torch.zeros_like(rows[:, :1])], dim=1)
+    return rows
+
+
+def tabulate(feature: Feature, d: Description, axes: tuple[int, ...] | None) -> Tensor:
+    """R for every displacement: [batch or 1, heads or 1, n, f]."""
+    delta = displacements(d, axes)
+    rows = feature(delta)  # [b, n, f] or [heads, b, n, f]
+    rows = rows.unsqueeze(1) if feature.heads is None else rows.movedim(0, 1)
+    if isinstance(d.q_geometry, Grid):
+        alone = feature.unplaced()
+        alone = rows.new_zeros(3, feature.dim) if alone is None else alone.to(rows)
+        alone = alone.reshape(1, -1, 3, feature.dim).expand(rows.shape[0], rows.shape[1], -1, -1)
+        rows = torch.cat([rows, alone], dim=2)
+    return rows
