@@ -1,7 +1,7 @@
 """One description of A: what `attention(...)` was given, checked when it is made.
 
-    logit[i, j] = scale * score(q_i, k_j) + sum of terms(i, j, δ)      then softcap, then the mask,
-    A[i, j]     = softmax_j of it, with an optional sink               (maths.md, eq. 18 to 20)
+logit[i, j] = scale * score(q_i, k_j) + sum of terms(i, j, δ)      then softcap, then the mask,
+A[i, j]     = softmax_j of it, with an optional sink               (maths.md, eq. 18 to 20)
 """
 
 from __future__ import annotations
@@ -163,9 +163,7 @@ def _check_scale(scale: float | Tensor | None, score: Score, q: Tensor) -> float
         return score.default_scale(q.shape[-1])
     if isinstance(scale, Tensor):
         want = (q.shape[0], q.shape[1], q.shape[2], 1)
-        if scale.dim() > 4 or any(
-            n not in (1, m) for n, m in zip(scale.shape[::-1], want[::-1], strict=False)
-        ):
+        if scale.dim() > 4 or any(n not in (1, m) for n, m in zip(scale.shape[::-1], want[::-1], strict=False)):
             raise ValueError(f"scale: expected a tensor that broadcasts to {list(want)}, found {list(scale.shape)}")
         return scale.reshape((1,) * (4 - scale.dim()) + scale.shape)
     if not isinstance(scale, (int, float)) or not math.isfinite(scale) or scale == 0:

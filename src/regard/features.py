@@ -91,28 +91,37 @@ class OneHot(Feature):
     def forward(self, delta: Tensor) -> Tensor:
         return nn.functional.one_hot(self.index(delta), self.dim).to(torch.get_default_dtype())
 
+    def unplaced(self) -> Tensor | None:
+        index = self.unplaced_index()
+        return None if index is None else torch.eye(self.dim)[list(index)]
+
     def spec(self) -> tuple:
         """Plain data from which `one_hot_from` makes the same index map again."""
         raise TypeError(f"{type(self).__name__} has no spec: it works on lines and grids only")
 
 
 class Clipped(OneHot):
-    """Each displacement from -clip to clip is a bin of its own; what lies beyond falls into the last (Shaw)."""
+    """Each displacement from -right to left is a bin of its own; what lies beyond falls into the last (Shaw).
 
-    def __init__(self, clip: int):
+    `Clipped(8)` keeps 8 on either side; `Clipped(64, 8)` 64 keys before the query and 8 after it.
+    """
+
+    def __init__(self, left: int, right: int | None = None):
         super().__init__()
-        if not isinstance(clip, int) or clip < 0:
-            raise ValueError(f"clip: expected an integer >= 0, found {clip!r}")
-        self.clip, self.dim, self.reach = clip, 2 * clip + 1, clip
+        right = left if right is None else right
+        if any(not isinstance(n, int) or n < 0 for n in (left, right)):
+            raise ValueError(f"clip: expected integers >= 0, found {left!r} and {right!r}")
+        self.left, self.right = left, right
+        self.dim, self.reach = left + right + 1, max(left, right)
 
     def index(self, delta: Tensor) -> Tensor:
-        return delta[..., 0].long().clamp(-self.clip, self.clip) + self.clip
+        return delta[..., 0].long().clamp(-self.right, self.left) + self.right
 
     def spec(self) -> tuple:
-        return ("Clipped", self.clip)
+        return ("Clipped", self.left, self.right)
 
     def extra_repr(self) -> str:
-        return str(self.clip)
+        return str(self.left) if self.left == self.right else f"{self.left}, {self.right}"
 
 
 class Buckets(OneHot):
@@ -157,10 +166,11 @@ class LogBuckets(OneHot):
 
     def __init__(self, count: int = 256, max_position: int | None = 512):
         super().__init__()
-        if count < 4 or count % 2 or (max_position is not None and max_position <= count // 2 + 1):
+        bucketed = max_position is not None
+        if count < 1 or (bucketed and (count < 4 or count % 2 or max_position <= count // 2 + 1)):
             raise ValueError(
-                f"count, max_position: expected an even count >= 4 and max_position > count / 2 + 1, "
-                f"found {count} and {max_position}"
+                f"count, max_position: expected an even count >= 4 and max_position > count / 2 + 1 "
+                f"(or count >= 1 and no max_position), found {count} and {max_position}"
             )
         self.count, self.max_position, self.dim = count, max_position, 2 * count
         self.reach = count if max_position is None else max_position
@@ -169,8 +179,10 @@ class LogBuckets(OneHot):
         delta, mid = delta[..., 0].long(), self.count // 2
         bucket = delta
         if self.max_position is not None:
-            size = delta.abs().clamp(min=mid)
-            far = torch.ceil(torch.log(size / mid) / math.log((self.max_position - 1) / mid) * (mid - 1)) + mid
+            # in float32 throughout, as published: ceil makes one rounding a whole bucket
+            size = delta.abs().clamp(min=mid).float()
+            span = torch.log(torch.tensor((self.max_position - 1) / mid, dtype=torch.float32, device=delta.device))
+            far = torch.ceil(torch.log(size / mid) / span * (mid - 1)) + mid
             bucket = torch.where(delta.abs() <= mid, delta, (far * torch.sign(delta)).long())
         return (bucket + self.count).clamp(0, 2 * self.count - 1)
 
@@ -234,7 +246,7 @@ class Table(Feature):
         self,
         dim: int,
         *,
-        clip: int | None = None,
+        clip: int | tuple[int, int] | None = None,
         cells: tuple[int, ...] | None = None,
         index: OneHot | None = None,
         heads: int | None = None,
@@ -245,7 +257,7 @@ class Table(Feature):
         if sum(given) != 1:
             raise ValueError("Table: give exactly one of clip, cells and index")
         if clip is not None:
-            index = Clipped(clip)
+            index = Clipped(*clip) if isinstance(clip, tuple) else Clipped(clip)
         elif cells is not None:
             index = Cells(*cells)
         assert index is not None
@@ -299,22 +311,26 @@ class Sinusoid(Feature):
         super().__init__()
         if order not in ("cos_sin", "sin_cos", "sin|cos"):
             raise ValueError(f"order: expected 'cos_sin', 'sin_cos' or 'sin|cos', found {order!r}")
-        omega = torch.as_tensor(frequencies, dtype=torch.float64 if not isinstance(frequencies, Tensor) else None)
+        omega = torch.as_tensor(frequencies, dtype=torch.float64)
         if omega.dim() != 1 or not len(omega):
             raise ValueError(f"frequencies: expected a row of numbers, found shape {tuple(omega.shape)}")
         check_finite("frequencies", omega)
-        if learn:
-            self.frequencies = nn.Parameter(omega.to(torch.get_default_dtype()))
-        else:
-            self.register_buffer("frequencies", omega)
+        # fixed frequencies are numbers, not a buffer: a model cast to bfloat16 must not round them into other waves
+        self.fixed = tuple(omega.tolist())
+        self.learned = nn.Parameter(omega.to(torch.get_default_dtype())) if learn else None
         self.order, self.dim = order, 2 * len(omega)
 
     def forward(self, delta: Tensor) -> Tensor:
         return self.combine(*self.parts(delta))
 
+    @property
+    def frequencies(self) -> Tensor:
+        return torch.tensor(self.fixed, dtype=torch.float64) if self.learned is None else self.learned
+
     def parts(self, place: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of ω times a place or displacement [..., 1], each [..., frequencies]."""
-        angle = place.to(self.frequencies.dtype) * self.frequencies
+        omega = self.frequencies.to(place.device)
+        angle = place.to(omega.dtype) * omega
         return angle.cos(), angle.sin()
 
     def combine(self, cos: Tensor, sin: Tensor) -> Tensor:
@@ -346,8 +362,13 @@ class Network(Feature):
     dim = 1
 
     def __init__(
-        self, heads: int, *, axes: int = 1, hidden: int = 512, extent: Sequence[float] | float = 1.0,
-        bound: float | None = None
+        self,
+        heads: int,
+        *,
+        axes: int = 1,
+        hidden: int = 512,
+        extent: Sequence[float] | float = 1.0,
+        bound: float | None = None,
     ):
         super().__init__()
         self.heads, self.axes, self.hidden, self.bound = heads, axes, hidden, bound
@@ -361,7 +382,9 @@ class Network(Feature):
 
     def spaced(self, delta: Tensor) -> Tensor:
         """δ [..., axes] as the network sees it."""
-        x = delta.to(self.weight1.dtype) * (8 / torch.tensor(self.extent, dtype=self.weight1.dtype, device=delta.device))
+        x = delta.to(self.weight1.dtype) * (
+            8 / torch.tensor(self.extent, dtype=self.weight1.dtype, device=delta.device)
+        )
         return torch.sign(x) * torch.log2(x.abs() + 1) / 3
 
     def forward(self, delta: Tensor) -> Tensor:
@@ -404,7 +427,9 @@ class PerAxis(Feature):
     def __init__(self, *features: Feature):
         super().__init__()
         if not features or len({(f.dim, f.heads) for f in features}) != 1:
-            raise ValueError(f"features: expected one an axis, all of one dim, found {[f.describe() for f in features]}")
+            raise ValueError(
+                f"features: expected one an axis, all of one dim, found {[f.describe() for f in features]}"
+            )
         self.parts = nn.ModuleList(OnAxis(axis, f) for axis, f in enumerate(features))
         self.dim, self.heads, self.axes = features[0].dim, features[0].heads, len(features)
 

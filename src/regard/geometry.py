@@ -117,8 +117,10 @@ class Points(Geometry):
         if not per_row:
             return table[index]
         index = index.expand(table.shape[0], -1)
-        return table.gather(1, index.unsqueeze(-1).expand(-1, -1, table.shape[-1])) if table.dim() == 3 else (
-            table.gather(1, index)
+        return (
+            table.gather(1, index.unsqueeze(-1).expand(-1, -1, table.shape[-1]))
+            if table.dim() == 3
+            else (table.gather(1, index))
         )
 
     def coordinates(self, index: Tensor) -> Tensor:

@@ -54,9 +54,7 @@ class _Lowering:
         for term in d.terms:
             if not isinstance(term, Rotary):
                 self.term(term)
-        starts = [
-            self.add(start[:, None]) if isinstance(start, Tensor) else -1 for start in (d.q_start, d.k_start)
-        ]
+        starts = [self.add(start[:, None]) if isinstance(start, Tensor) else -1 for start in (d.q_start, d.k_start)]
         form = Form(
             content=content,
             pieces=tuple(self.pieces),
@@ -166,13 +164,19 @@ class _Lowering:
             else:
                 rows = tabulate(part, d, axes)
             u, rows = fold(x, term.weight, rows, heads, term.scale)
-            self.pieces.append(
-                Piece(side, label, space, (self.add(u), self.add(rows)), gate, bins, part.reach, config)
-            )
+            self.pieces.append(Piece(side, label, space, (self.add(u), self.add(rows)), gate, bins, part.reach, config))
 
     def on_points(
-        self, part: Feature, axis: int | None, label: str, gate: int, kind: str, *, readout: Tensor | None = None,
-        x: Tensor | None = None, term: FromQuery | FromKey | None = None
+        self,
+        part: Feature,
+        axis: int | None,
+        label: str,
+        gate: int,
+        kind: str,
+        *,
+        readout: Tensor | None = None,
+        x: Tensor | None = None,
+        term: FromQuery | FromKey | None = None,
     ) -> None:
         """One feature between arbitrary coordinates: nothing to tabulate, so it is evaluated pair by pair."""
         d, heads = self.d, self.d.q.shape[1]
@@ -207,12 +211,11 @@ class _Lowering:
         elif isinstance(part, Network) and readout is not None:
             config = (part.extent, part.bound)
             slots = tuple(
-                self.add(w) for w in (part.weight1[None, None], part.bias1[None, None], part.weight2[None].unsqueeze(-1))
+                self.add(w)
+                for w in (part.weight1[None, None], part.bias1[None, None], part.weight2[None].unsqueeze(-1))
             )
             outer = self.add(readout[None, :, :, None])
-            self.pieces.append(
-                Piece("network", label, ("points", (), axis, 1), (*slots, outer), gate, config=config)
-            )
+            self.pieces.append(Piece("network", label, ("points", (), axis, 1), (*slots, outer), gate, config=config))
         else:
             raise ValueError(
                 f"position: {part.describe()} cannot be evaluated between Points; use bins, a sinusoid, a slope or a "
@@ -270,9 +273,7 @@ def static_table(term: Static, d: Description, wide: torch.dtype) -> Tensor:
     return (rows * readout[None, :, None]).sum(-1)
 
 
-def fold(
-    x: Tensor, weight: Tensor | None, rows: Tensor | None, heads: int, scale: float
-) -> tuple[Tensor, Tensor]:
+def fold(x: Tensor, weight: Tensor | None, rows: Tensor | None, heads: int, scale: float) -> tuple[Tensor, Tensor]:
     """xᵀ W R as u and rows, W in whichever side comes out smaller. x [b, h, length, d], rows [b, h, n, f]."""
     if weight is None:
         assert rows is not None
@@ -287,9 +288,7 @@ def fold(
     return u, rows * scale
 
 
-def addition_theorem(
-    feature: Sinusoid, read: Tensor, side: str, d: Description, axis: int
-) -> tuple[Tensor, Tensor]:
+def addition_theorem(feature: Sinusoid, read: Tensor, side: str, d: Description, axis: int) -> tuple[Tensor, Tensor]:
     """read · R(p_i - p_j) as <a_i, b_j>: cos(x - y) = cos x cos y + sin x sin y, sin(x - y) = sin x cos y - cos x sin y."""
     angles = []
     for name, geometry in (("q", d.q_geometry), ("k", d.k_geometry)):

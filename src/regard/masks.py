@@ -150,7 +150,7 @@ causal = _Causal()
 class _Window(Mask):
     """lo <= δ <= hi, in the sequence (integers) or on every axis of the geometry (tuples)."""
 
-    def __init__(self, lo: int | None | tuple, hi: int | None | tuple, name: str):
+    def __init__(self, lo: int | tuple | None, hi: int | tuple | None, name: str):
         self.lo, self.hi, self.name = lo, hi, name
 
     def visible(self, pairs: Pairs) -> Tensor:
@@ -173,7 +173,7 @@ class _Window(Mask):
         return self.name
 
 
-def window(left: int | None | tuple[int, ...], right: int | None | tuple[int, ...] = 0) -> Mask:
+def window(left: int | tuple[int, ...] | None, right: int | tuple[int, ...] | None = 0) -> Mask:
     """Keys at most `left` before and `right` after the query (None: no bound). Tuples: per axis of a grid, either way."""
     if isinstance(left, tuple) or isinstance(right, tuple):
         if not isinstance(left, tuple) or not isinstance(right, tuple) or len(left) != len(right):
@@ -357,6 +357,7 @@ def _whole_numbers(name: str, values: Tensor | Sequence[int]) -> Tensor:
 def _id_rows(name: str, ids: Tensor) -> Tensor:
     ids = torch.as_tensor(ids)
     if ids.dim() not in (1, 2) or ids.dtype.is_floating_point:
-        raise ValueError(f"{name}: expected whole numbers [length] or [batch, length], found {ids.dtype} "
-                         f"{list(ids.shape)}")
+        raise ValueError(
+            f"{name}: expected whole numbers [length] or [batch, length], found {ids.dtype} {list(ids.shape)}"
+        )
     return ids.long().reshape(1, -1) if ids.dim() == 1 else ids.long()

@@ -102,7 +102,12 @@ class Explanation(NamedTuple):
     weight: float
 
     def __str__(self) -> str:
-        rows = [*self.parts.items(), ("logit", self.logit), ("log-sum-exp of the row", self.lse), ("weight", self.weight)]
+        rows = [
+            *self.parts.items(),
+            ("logit", self.logit),
+            ("log-sum-exp of the row", self.lse),
+            ("weight", self.weight),
+        ]
         width = max(len(name) for name, _ in rows)
         lines = [f"{name:<{width}}  {value:+.6g}" for name, value in rows]
         return "\n".join(lines if self.visible else [*lines, "(masked)"])
@@ -423,9 +428,9 @@ class AttentionMatrix:
                 step.append(slice(at, at + 1))
                 dropped[axis] = True
             else:
-                step.append(part if isinstance(part, slice) else _numbers(part, sizes[axis], self.device))
+                step.append(_span(part, sizes[axis], ("batch", "head")[axis], self.device)[0])
         chosen = self
-        if any(part != slice(None) if isinstance(part, slice) else True for part in step):
+        if any(not isinstance(x, slice) or (x.stop or n) - (x.start or 0) != n for x, n in zip(step, sizes, strict=False)):
             gone = (dropped[0], dropped[1])
             chosen = AttentionMatrix(self._description, (*self._selection, tuple(step)), gone, self._seen)
             chosen._picked = self._picked
@@ -470,10 +475,16 @@ class AttentionMatrix:
         q, k = problem.plain
         plain = definition().score(d.score, q[:, :, i : i + 1], k[:, :, j : j + 1])
         scale = problem.operands[problem.form.scale] if problem.form.scale >= 0 else None
-        factor = d.scale if scale is None else float(scale[0, 0, min(i, scale.shape[2] - 1), min(j, scale.shape[3] - 1)])
+        factor = (
+            d.scale if scale is None else float(scale[0, 0, min(i, scale.shape[2] - 1), min(j, scale.shape[3] - 1)])
+        )
         before = float(plain) * float(factor)
         name = next(term.describe() for term in d.terms if isinstance(term, Rotary))
-        return {"content": before, name: parts["content"] - before, **{n: x for n, x in parts.items() if n != "content"}}
+        return {
+            "content": before,
+            name: parts["content"] - before,
+            **{n: x for n, x in parts.items() if n != "content"},
+        }
 
 
 class Logits:
@@ -548,7 +559,9 @@ def _numbers(value: Any, size: int, device: torch.device) -> Tensor:
     if numbers.dtype == torch.bool:
         numbers = numbers.nonzero().squeeze(-1) if numbers.shape == (size,) else numbers
     if numbers.dim() != 1 or numbers.dtype.is_floating_point or numbers.dtype == torch.bool:
-        raise IndexError(f"index: expected whole numbers or {size} booleans, found {numbers.dtype} {list(numbers.shape)}")
+        raise IndexError(
+            f"index: expected whole numbers or {size} booleans, found {numbers.dtype} {list(numbers.shape)}"
+        )
     if len(numbers) and not (-size <= int(numbers.min()) and int(numbers.max()) < size):
         raise IndexError(f"index: expected from {-size} to {size - 1}, found {numbers.min()} to {numbers.max()}")
     return numbers.long() % size if size else numbers.long()
@@ -560,9 +573,7 @@ def _span(index: Any, size: int, name: str, device: torch.device) -> tuple[slice
         first, last, step = index.indices(size)
         if step == 1:
             return slice(first, max(first, last)), False
-        return torch.arange(first, last, step, device=device) if step > 0 else (
-            torch.tensor(range(first, last, step), dtype=torch.long, device=device)
-        ), False
+        return torch.tensor(range(first, last, step), dtype=torch.long, device=device), False
     if isinstance(index, int):
         at = _single(index, size, name)
         return slice(at, at + 1), True
@@ -574,14 +585,10 @@ def _length(span: slice | Tensor) -> int:
 
 
 def _size(numbers: int, dtype: torch.dtype) -> str:
-    size = float(numbers * dtype.itemsize)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            break
-        size /= 1024
-    else:
-        unit = "TiB"
-    return f"{size:.3g} {unit}"
+    size, units = float(numbers * dtype.itemsize), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.3g} {units[0]}"
 
 
 def _check_size(numbers: int, dtype: torch.dtype, force: bool, how: str) -> None:

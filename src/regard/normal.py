@@ -172,7 +172,10 @@ def _turn_table(space: tuple, x: Tensor, dim: int) -> Tensor:
     """A table over displacements, for the opposite displacements."""
     if space[0] == "line":
         return x.flip(dim)
-    body, (q_alone, k_alone, both) = x.narrow(dim, 0, x.shape[dim] - 3), x.narrow(dim, x.shape[dim] - 3, 3).split(1, dim)
+    body, (q_alone, k_alone, both) = (
+        x.narrow(dim, 0, x.shape[dim] - 3),
+        x.narrow(dim, x.shape[dim] - 3, 3).split(1, dim),
+    )
     turned = body if space[0] == "points" else body.flip(dim)  # points turn by the sign in their space
     return torch.cat([turned, k_alone, q_alone, both], dim)
 

@@ -104,8 +104,14 @@ class _FromContent(Term):
 
     @classmethod
     def learn(
-        cls, features: Feature, dim: int, heads: int = 1, *, weight: bool = True, offset: bool = False,
-        scale: float = 1.0
+        cls,
+        features: Feature,
+        dim: int,
+        heads: int = 1,
+        *,
+        weight: bool = True,
+        offset: bool = False,
+        scale: float = 1.0,
     ):
         """A fresh term for vectors of this dim: W (identity when `weight` is false) and c (none unless asked)."""
         return cls(
@@ -132,8 +138,12 @@ class Rotary(Term):
     """
 
     def __init__(
-        self, dim: int | None = None, *, base: float = 10000.0, frequencies: Tensor | None = None,
-        interleaved: bool = False
+        self,
+        dim: int | None = None,
+        *,
+        base: float = 10000.0,
+        frequencies: Tensor | None = None,
+        interleaved: bool = False,
     ):
         super().__init__()
         if dim is not None and (dim < 2 or dim % 2):
@@ -141,7 +151,8 @@ class Rotary(Term):
         if frequencies is not None and frequencies.dim() != 1:
             raise ValueError(f"frequencies: expected a row of numbers, found shape {list(frequencies.shape)}")
         self.dim, self.base, self.interleaved = dim, float(base), interleaved
-        self.register_buffer("frequencies", frequencies)
+        # numbers, not a buffer: a model cast to bfloat16 must not round them
+        self.frequencies = None if frequencies is None else tuple(frequencies.tolist())
 
     def describe(self) -> str:
         return f"Rotary(base={self.base:g})"
@@ -166,8 +177,10 @@ class Rotary(Term):
         rotated = self.dim or x.shape[-1]
         per_axis = rotated // axes
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        omega = self.frequencies if self.frequencies is not None else Sinusoid.geometric(per_axis, self.base)
-        omega = omega.to(device=x.device, dtype=torch.float64)
+        omega = Sinusoid.geometric(per_axis, self.base)
+        if self.frequencies is not None:
+            omega = torch.tensor(self.frequencies, dtype=torch.float64)
+        omega = omega.to(x.device)
         angle = place.to(torch.float64).unsqueeze(-1) * omega  # [(batch,) length, axes, pairs]
         if placed is not None:
             angle = angle * placed[..., None, None]

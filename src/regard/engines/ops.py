@@ -166,7 +166,9 @@ def _(q, k, operands, starts, scale, spec, count):
 
 
 def _refuse_vmap(info, in_dims, *args, **kwargs):
-    raise RuntimeError("regard: vmap over A @ v is not available; put the mapped axis into the batch axis of q, k and v")
+    raise RuntimeError(
+        "regard: vmap over A @ v is not available; put the mapped axis into the batch axis of q, k and v"
+    )
 
 
 for _operator in (forward, backward, nearest):

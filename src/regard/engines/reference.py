@@ -72,7 +72,9 @@ def steps(d: Description, v: Tensor | None = None, dtype: torch.dtype | None = N
                 value = torch.einsum("bhif,bhijf->bhij", *_match_heads(x, R))
             else:  # eq. 12
                 assert isinstance(inner, FromKey)
-                x = _content(inner, _per_head(bound.key.to(dtype), q.shape[1]) if bound and bound.key is not None else k)
+                x = _content(
+                    inner, _per_head(bound.key.to(dtype), q.shape[1]) if bound and bound.key is not None else k
+                )
                 value = torch.einsum("bhjf,bhijf->bhij", *_match_heads(x, R))
             value = inner.scale * value
             if bound is not None and bound.gate is not None:  # eq. 13
@@ -122,7 +124,7 @@ def _features(features, delta: Tensor, no_q: Tensor, no_k: Tensor, dtype: torch.
         rows = R.new_zeros(3, features.dim) if rows is None else rows.to(R)
         case = torch.where(no_q.unsqueeze(-1) & no_k.unsqueeze(-2), 2, torch.where(no_q.unsqueeze(-1), 0, 1))
         own = rows[..., case, :]  # [(heads,) batch or 1, q_len, k_len, dim]
-        own = own.unsqueeze(1) if features.heads is None else own.movedim(0, 1)
+        own = own.unsqueeze(1) if rows.dim() == 2 else own.movedim(0, 1)
         R = torch.where(alone[:, None, :, :, None], own, R)
     return R
 
@@ -158,7 +160,6 @@ def _unique(name: str, taken: dict[str, Tensor]) -> str:
 
 
 # The four functions every engine has
-
 
 
 def refuse(form: Form, device: str, dtype: str) -> str | None:

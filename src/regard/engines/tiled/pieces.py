@@ -1,0 +1,169 @@
+"""Content and pieces of the normal form: their values on a tile.
+
+Along a line, `skew` views turn "one number a displacement" into tiles and back without an index a pair."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...normal import Form, Piece, Problem, pick_heads
+from ..reference import EXACT_MATCH
+from .places import Span, coordinates, cut, pair_index, see, span_length
+
+
+def logits_of(problem: Problem, rows: Span, cols: Span, *, masked: bool = True) -> Tensor:
+    """The same for a problem that is ready."""
+    shape = *problem.q.shape[:2], span_length(rows), span_length(cols)
+    if 0 in shape:
+        return problem.q.new_zeros(shape)
+    total = content(problem, rows, cols)
+    for piece in problem.form.pieces:
+        total = total + gated(piece, problem, rows, cols)
+    if problem.form.softcap is not None:
+        total = problem.form.softcap * torch.tanh(total / problem.form.softcap)
+    if masked and problem.form.mask is not None:
+        total = total.masked_fill(~see(problem, problem.form.mask, rows, cols), -torch.inf)
+    return total
+
+
+def content(p: Problem, rows: Span, cols: Span) -> Tensor:
+    """scale * score(q_i, k_j): [batch, heads, rows, cols]."""
+    q, k = p.q[:, :, rows], pick_heads(p.k, slice(0, p.q.shape[1]), p.q.shape[1])[:, :, cols]
+    if p.form.content[0] == "dot":
+        total = (q @ k.mT) * p.scale
+    else:
+        power = p.form.content[1]
+        k = k.expand(-1, q.shape[1], -1, -1)
+        apart = torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist")
+        met = apart == 0
+        total = -power * torch.log(apart.masked_fill(met, 1.0))
+        total = total.masked_fill(met, EXACT_MATCH if power > 0 else -torch.inf) * p.scale
+    return total if p.form.scale < 0 else total * cut(p.operands[p.form.scale], rows, cols)
+
+
+def gated(piece: Piece, p: Problem, rows: Span, cols: Span) -> Tensor:
+    value = piece_value(piece, p, rows, cols)
+    return value if piece.gate < 0 else value * cut(p.operands[piece.gate], rows, cols)
+
+
+def piece_value(piece: Piece, p: Problem, rows: Span, cols: Span) -> Tensor:
+    """A piece on a tile, before its gate; broadcasts to [batch, heads, rows, cols]."""
+    x = p.operands[piece.slots[0]]
+    straight = piece.space == ("line",) and isinstance(rows, slice) and isinstance(cols, slice)
+    if piece.kind == "vector":
+        return cut(x, rows, cols)
+    if piece.kind == "dot":
+        return x[:, :, rows] @ p.operands[piece.slots[1]][:, :, cols].mT
+    if piece.kind == "slope":
+        return -x * distance(piece, p, rows, cols)
+    if piece.kind == "network":
+        return network(piece, p, rows, cols)[-1]
+    if piece.kind == "table":
+        if straight:
+            low, width = line_range(p, rows, cols)
+            turned = x[..., low : low + width].flip(-1)
+            return turned.unfold(-1, span_length(cols), 1).flip(-2) if width else x[..., None, :0]
+        index = pair_index(piece.space, p, rows, cols)
+        shape = max(x.shape[0], index.shape[0]), x.shape[1], *index.shape[2:]
+        return x.unsqueeze(-2).expand(*shape[:3], -1).gather(-1, index.expand(shape))
+    table = p.operands[piece.slots[1]]
+    across = piece.kind == "key"
+    x = x[:, :, cols if across else rows]
+    if straight:
+        low, width = line_range(p, rows, cols)
+        part = table[:, :, low : low + width]
+        meeting = x @ (part if across else part.flip(-2)).mT
+        lines = skew(meeting, span_length(rows if across else cols))
+        return lines.mT if across else lines
+    meeting = x @ table.mT
+    index = pair_index(piece.space, p, rows, cols)
+    index = index.mT if across else index
+    shape = (max(meeting.shape[0], index.shape[0]), meeting.shape[1], *index.shape[2:])
+    value = meeting.expand(shape[0], -1, -1, -1).gather(-1, index.expand(shape))
+    return value.mT if across else value
+
+
+def line_range(p: Problem, rows: slice, cols: slice) -> tuple[int, int]:
+    """First table entry and number of entries a straight tile meets."""
+    height, width = span_length(rows), span_length(cols)
+    low = rows.start - (cols.stop - 1) + p.k.shape[2] - 1
+    return low, (height + width - 1 if height and width else 0)
+
+
+def skew(x: Tensor, width: int) -> Tensor:
+    """x [.., n, n + width - 1] as y [.., n, width] with y[r, c] = x[r, n - 1 - r + c]: a view, no index a pair."""
+    x = x.contiguous()
+    n, w = x.shape[-2:]
+    if not n or not width:
+        return x[..., :width]
+    return x.as_strided((*x.shape[:-1], width), (*x.stride()[:-2], w - 1, 1), x.storage_offset() + n - 1)
+
+
+def unskew(y: Tensor) -> Tensor:
+    """The adjoint of skew: y [.., n, width] laid into zeros [.., n, n + width - 1]."""
+    n, width = y.shape[-2:]
+    x = y.new_zeros(*y.shape[:-1], max(n + width - 1, 0))
+    if n and width:
+        skew(x, width).copy_(y)
+    return x
+
+
+def diagonal_sums(x: Tensor, rows: slice, cols: slice, k_len: int) -> tuple[int, Tensor]:
+    """Sums of x [.., rows, cols] along i - j: the first table entry met, and [.., rows + cols - 1] from there."""
+    low = rows.start - (cols.stop - 1) + k_len - 1
+    return low, unskew(x).sum(-2).flip(-1)
+
+
+def scatter(x: Tensor, index: Tensor, size: int, meets: bool) -> Tensor:
+    """x [.., rows, cols] summed into [.., rows, size] by index, with the same bits every time."""
+    index = index.expand(x.shape)
+    total = x.new_zeros(*x.shape[:-1], size)
+    if meets and x.is_cuda:  # sorted, where scatter_add would add in any order
+        row = torch.arange(x[..., 0].numel(), device=x.device)[:, None].expand(-1, x.shape[-1])
+        flat = total.view(-1, size)
+        flat.index_put_((row.reshape(-1), index.reshape(-1)), x.reshape(-1), accumulate=True)
+        return total
+    return total.scatter_add_(-1, index, x)
+
+
+def distance(piece: Piece, p: Problem, rows: Span, cols: Span) -> Tensor:
+    """|p_i - p_j| for pairs that have places, else 0: [batch or 1, 1, rows, cols]."""
+    (q_place, q_placed), (k_place, k_placed) = coordinates(p, "q", rows), coordinates(p, "k", cols)
+    delta = (q_place.unsqueeze(-2) - k_place.unsqueeze(-3)).to(p.q.dtype)
+    axis = piece.space[2] if piece.space[0] == "points" else None
+    delta = delta if axis is None else delta[..., axis : axis + 1]
+    far = delta.abs().squeeze(-1) if delta.shape[-1] == 1 else torch.linalg.vector_norm(delta, dim=-1)
+    if q_placed is not None:
+        far = far * q_placed.unsqueeze(-1)
+    if k_placed is not None:
+        far = far * k_placed.unsqueeze(-2)
+    return far.unsqueeze(1)
+
+
+def network(piece: Piece, p: Problem, rows: Span, cols: Span) -> tuple[Tensor, ...]:
+    """Every step of bound·sigmoid(W2 relu(W1 x + b1)) read out, on a tile of points (eq. 9)."""
+    weight1, bias1, weight2, readout = (p.operands[slot] for slot in piece.slots)
+    extent, bound = piece.config
+    (q_place, q_placed), (k_place, k_placed) = coordinates(p, "q", rows), coordinates(p, "k", cols)
+    axis, sign = piece.space[2:]
+    delta = sign * (q_place.unsqueeze(-2) - k_place.unsqueeze(-3)).to(p.q.dtype)
+    delta = delta if axis is None else delta[..., axis : axis + 1]
+    x = delta * (8 / torch.tensor(extent, dtype=delta.dtype, device=delta.device))
+    x = torch.sign(x) * torch.log2(x.abs() + 1) / 3  # [batch or 1, rows, cols, axes]
+    hidden = torch.relu(x @ weight1[0, 0].mT + bias1[0, 0])
+    raw = (hidden @ weight2[0, :, :, 0].mT).movedim(-1, 1)  # [batch or 1, heads, rows, cols]
+    bounded = raw if bound is None else bound * torch.sigmoid(raw)
+    seen = torch.ones_like(bounded[:, :1])
+    if q_placed is not None:
+        seen = seen * q_placed[:, None, :, None]
+    if k_placed is not None:
+        seen = seen * k_placed[:, None, None, :]
+    return x, hidden, bounded, seen, bounded * readout * seen
+
+
+def meets(space: tuple, form: Form) -> bool:
+    """Several pairs of one row may share an entry."""
+    if space[0] == "line":
+        return False
+    return space[0] == "points" or form.q_geometry[2] > 0 or form.k_geometry[2] > 0

@@ -1,0 +1,169 @@
+"""M0, the soft look-up: one query, three keys, and what each way of weighing gives.
+
+All of it is `rg.attention(q, k, score=...) @ v` with vectors of one number.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+import regard as rg
+
+from ..views.terminal import table
+from .page import Page, Words
+
+KEYS = (51.0, 56.0, 58.0)
+VALUES = (40.0, 43.0, 48.0)
+QUERY = 57.0
+SIGMAS = (2.0, 4.0)
+#: several queries at once: one of them is a key
+QUERIES = (52.0, 55.0, 56.0, 57.0)
+
+
+class Look(NamedTuple):
+    """One way to weigh the keys, and what comes out."""
+
+    name: str
+    code: str
+    weights: list[float]
+    result: float
+
+
+def numbers(values: tuple[float, ...]) -> Tensor:
+    """Numbers as vectors of one dimension: [batch, heads, length, dim]."""
+    return torch.tensor(values, dtype=torch.float64)[None, None, :, None]
+
+
+def distances() -> list[float]:
+    return [abs(QUERY - key) for key in KEYS]
+
+
+def ways() -> dict[str, dict]:
+    """Each way of weighing, as the arguments `attention` takes."""
+    return {
+        "nearest": {"score": rg.InverseDistance(), "mask": rg.nearest(2)},
+        "inverse": {"score": rg.InverseDistance()},
+        "gauss_narrow": {"score": rg.Euclidean(SIGMAS[0])},
+        "gauss_wide": {"score": rg.Euclidean(SIGMAS[1])},
+        "dot": {"score": rg.Dot(), "scale": 1.0},
+        "upside_down": {"score": rg.InverseDistance(power=-1.0)},
+    }
+
+
+def look(name: str, query: float = QUERY) -> Look:
+    """Ask one query under one way of weighing."""
+    how = ways()[name]
+    A = rg.attention(numbers((query,)), numbers(KEYS), **how)
+    code = ", ".join(f"{key}={value}" for key, value in how.items())
+    return Look(name, code, A[0, 0, 0, :].tolist(), float(A @ numbers(VALUES)))
+
+
+def looks() -> dict[str, Look]:
+    return {name: look(name) for name in ways()}
+
+
+def products() -> list[float]:
+    """The raw dot products q·k."""
+    return rg.attention(numbers((QUERY,)), numbers(KEYS), **ways()["dot"]).logits[0, 0, 0, :].tolist()
+
+
+def many() -> tuple[list[list[float]], list[float]]:
+    """F(Q) = α(Q, K) V for several queries: the weights [n_q, n_k] and the answers [n_q]."""
+    A = rg.attention(numbers(QUERIES), numbers(KEYS), score=rg.InverseDistance())
+    return A[0, 0].dense().tolist(), (A @ numbers(VALUES)).flatten().tolist()
+
+
+def as_fraction(weight: float) -> str:
+    """A weight as the simple fraction it is."""
+    return str(Fraction(weight).limit_denominator(1000))
+
+
+WORDS: Words = {
+    "en": {
+        "title": "1  The soft look-up",
+        "shows": "What attention was before transformers: looking a number up in a table that does not hold it.",
+        "store": "A store has keys with values: {store}. Ask it for {query:g}. No key is {query:g}. The keys are {distances} away.",
+        "roles": "The query is what I look for. A key is what an item says about itself. The value is what it gives me. "
+        "In a library: my need, the label on the spine, the contents of the book. In an image search: the words I type, "
+        "the caption, the picture.",
+        "all": "Look at the two nearest keys and take their mean: {nearest:g}. Or look at all keys, each with a weight that is "
+        "larger the nearer it is, the weights adding up to 1. That is attention. The table shows what each weight gives.",
+        "way": "weight",
+        "code": "attention(q, k, ...)",
+        "on": "on {key:g}→{value:g}",
+        "answer": "answer",
+        "nearest": "two nearest keys",
+        "inverse": "1 / distance",
+        "gauss_narrow": "Gaussian, σ = {sigma:g}",
+        "gauss_wide": "Gaussian, σ = {sigma:g}",
+        "dot": "raw dot product",
+        "upside_down": "upside down",
+        "exact": "With 1 / distance the weights are {fractions}. A key that is met exactly takes all the weight: ask for "
+        "{key:g} and the answer is {result:g}.",
+        "saturate": "The raw dot product gives {result:.1f}, the value of the largest key: {products} are far apart, and softmax "
+        "turns that into all or nothing. So the product is scaled, and q and k come from learned projections.",
+        "beware": "Beware: tutorials print the weight as |q-k| / Σ|q-k|. That gives the farthest key the most weight "
+        "({fractions}) and the answer {result:g}. It is inverse distance with power -1: the fraction is upside down.",
+        "many": "Many queries at once: F(Q) = α(Q, K) V. Here α is {n_q} x {n_k}, V is {n_k} x 1, so F(Q) is {n_q} x 1. "
+        "Every row is a query of its own.",
+        "query": "query",
+        "round": "All queries are answered at once, each from all keys, like a round table where everyone hears everyone. "
+        "A recurrent network whispers a message down a row instead: step by step, and it fades.",
+    },
+    "zh": {
+        "title": "1  软查找",
+        "shows": "Transformer 之前的注意力：在一张表里查一个表中没有的数。",
+        "store": "一个存储有若干键和值：{store}。用 {query:g} 去查。没有哪个键是 {query:g}，各键与它的距离是 {distances}。",
+        "roles": "查询（query）是我要找什么。键（key）是每一项怎样介绍自己。值（value）是它能给我什么。在图书馆里：我的需要、书脊上的标签、书的内容。"
+        "搜图片时：我输入的词、图片的说明、图片本身。",
+        "all": "只看最近的两个键，取平均：{nearest:g}。也可以看所有的键，越近的权重越大，权重之和为 1。这就是注意力。下表列出每种权重的结果。",
+        "way": "权重",
+        "code": "attention(q, k, ...)",
+        "on": "{key:g}→{value:g}",
+        "answer": "结果",
+        "nearest": "最近的两个键",
+        "inverse": "距离的倒数",
+        "gauss_narrow": "高斯，σ = {sigma:g}",
+        "gauss_wide": "高斯，σ = {sigma:g}",
+        "dot": "原始点积",
+        "upside_down": "颠倒的权重",
+        "exact": "用距离的倒数时，权重是 {fractions}。恰好相等的键得到全部权重：查 {key:g}，结果就是 {result:g}。",
+        "saturate": "原始点积给出 {result:.1f}，即最大的键的值：{products} 相差太远，softmax 把它变成非全即无。所以点积要缩放，q 和 k 要来自学到的投影。",
+        "beware": "当心：有的教程把权重写成 |q-k| / Σ|q-k|。这样最远的键权重最大（{fractions}），结果是 {result:g}。它是幂为 -1 的距离倒数：分数写颠倒了。",
+        "many": "多个查询一起算：F(Q) = α(Q, K) V。这里 α 是 {n_q} x {n_k}，V 是 {n_k} x 1，所以 F(Q) 是 {n_q} x 1。每一行是一个独立的查询。",
+        "query": "查询",
+        "round": "所有查询同时得到回答，每个都看所有的键，好比圆桌会议，人人都听得到人人。循环网络则像一句悄悄话沿着一排人往下传：一步一步，越传越淡。",
+    },
+}
+
+
+def show(console: Console, language: str = "en") -> None:
+    page = Page(console, language, WORDS)
+    found = looks()
+    page.open()
+    store = page.listed(f"{key:g}→{value:g}" for key, value in zip(KEYS, VALUES, strict=True))
+    page.say("store", store=store, query=QUERY, distances=page.listed(f"{d:g}" for d in distances()))
+    page.say("roles")
+    page.say("all", nearest=found["nearest"].result)
+    sigma = dict(zip(("gauss_narrow", "gauss_wide"), SIGMAS, strict=True))
+    header = [page("way"), page("code"), *(page("on", key=k, value=v) for k, v in zip(KEYS, VALUES, strict=True))]
+    rows = [
+        [page(name, sigma=sigma.get(name)), a.code, *(f"{w:.4f}" for w in a.weights), f"{a.result:.4f}"]
+        for name, a in found.items()
+    ]
+    page.show(table([*header, page("answer")], rows))
+    exact = look("inverse", KEYS[1])
+    page.say("exact", fractions=page.listed(map(as_fraction, found["inverse"].weights)), key=KEYS[1], result=exact.result)
+    page.say("saturate", result=found["dot"].result, products=page.listed(f"{x:g}" for x in products()))
+    page.say("beware", fractions=page.listed(map(as_fraction, found["upside_down"].weights)), result=found["upside_down"].result)
+    weights, answers = many()
+    page.say("many", n_q=len(weights), n_k=len(weights[0]))
+    rows = [[f"{q:g}", *(f"{w:.4f}" for w in row), f"{y:.4f}"] for q, row, y in zip(QUERIES, weights, answers, strict=True)]
+    page.show(table([page("query"), *header[2:], page("answer")], rows))
+    page.say("round")
+

@@ -1,0 +1,43 @@
+"""The tour: every lesson in order, on one console. `regard look` shows it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from rich.console import Console
+
+from . import PARTS
+from .page import Page, Words
+
+WORDS: Words = {
+    "en": {
+        "title": "Regard: attention you can look into",
+        "shows": "Attention is a soft look-up. It hangs on one matrix: A[i, j] = softmax_j( score(q_i, k_j) + position(i - j) ), and y = A V. This tour "
+        "takes it apart in {count} parts: {parts}. Every number is computed as it is shown. 中文：regard look --language zh",
+        "end": "One part alone: `regard look --only line`. In Python: `import regard as rg; A = rg.attention(q, k); y = A @ v; A.heatmap(512)`.",
+    },
+    "zh": {
+        "title": "Regard：看得见的注意力",
+        "shows": "注意力是软查找，全系于一个矩阵：A[i, j] = softmax_j( score(q_i, k_j) + position(i - j) )，y = A V。这趟导览分 {count} 部分把它拆开：{parts}。每个数都是显示时算"
+        "出来的。English: regard look --language en",
+        "end": "只看一部分：`regard look --only line`。在 Python 里：`import regard as rg; A = rg.attention(q, k); y = A @ v; A.heatmap(512)`。",
+    },
+}
+
+
+def show(console: Console, language: str = "en", only: str | None = None) -> None:
+    """All parts, or one of them."""
+    if only is not None:
+        _part(only).show(console, language)
+        return
+    page = Page(console, language, WORDS)
+    page.open(count=len(PARTS), parts=page.listed(PARTS))
+    for name in PARTS:
+        _part(name).show(console, language)
+    page.say("end")
+
+
+def _part(name: str):
+    if name not in PARTS:
+        raise ValueError(f"part: expected one of {', '.join(PARTS)}, found {name!r}")
+    return import_module(f".{name}", __package__)

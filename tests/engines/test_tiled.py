@@ -1,0 +1,172 @@
+"""The tiled engine against the definition, on random descriptions, under the one error budget."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from descriptions import GRID_TERMS, LINE_TERMS, MASKS, POINT_TERMS, Case, cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import all_within_budget, within_budget
+
+from regard.engines.tiled import strips as strips_module
+
+
+@pytest.fixture(params=["one strip", "many strips"])
+def strips(request, monkeypatch):
+    """Small problems in one strip, and cut into many."""
+    cut(monkeypatch, request.param == "many strips")
+
+
+def cut(monkeypatch, small: bool) -> None:
+    if small:
+        monkeypatch.setattr(strips_module, "STRIP", 8)
+        monkeypatch.setattr(strips_module, "MIN_ROWS", 2)
+
+
+def results(
+    case: Case, dtype: torch.dtype, engine: str | None, exact: bool = False, nudge: bool = False
+) -> dict[str, torch.Tensor]:
+    """The product, lse, weights and logits of a case, and every gradient of a random function of them."""
+    built = case.build(dtype, exact, nudge)
+    A = built.matrix(engine)
+    out = A @ built.v
+    weights, logits, lse = A.dense(), A.logits.dense(), A.lse
+    found = {"out": out, "weights": weights, "logits": logits, "lse": lse}
+    random = torch.Generator().manual_seed(7)
+    for what, x in list(found.items()):
+        x = torch.where(x.isfinite(), x, 0.0).double()
+        loss = (x * torch.randn(x.shape, generator=random, dtype=torch.float64)).sum()
+        leaves = built.leaves if loss.requires_grad else {}  # nothing to differentiate in an empty A
+        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True) if leaves else ()
+        for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
+            found[f"gradient of {what} to {name}"] = torch.zeros_like(leaf) if grad is None else grad
+    return found
+
+
+def compare(case: Case, dtype: torch.dtype) -> None:
+    """Values share one budget and gradients another."""
+    found, plain = results(case, dtype, None), results(case, dtype, "reference")
+    exact, nudged = (results(case, dtype, "reference", exact=True, nudge=nudge) for nudge in (False, True))
+    for kind in (True, False):
+        names = [name for name in found if name.startswith("gradient") == kind and name in exact]
+        all_within_budget(*({name: x[name] for name in names} for x in (found, plain, exact, nudged)))
+
+
+@given(case=cases())
+@settings(max_examples=80, deadline=None, derandomize=True)
+@pytest.mark.parametrize("small", [False, True])
+def test_tiled_equals_the_definition(small, case):
+    with pytest.MonkeyPatch.context() as patch:
+        cut(patch, small)
+        compare(case, torch.float32)
+
+
+def plain_case(**changes) -> Case:
+    usual = dict(
+        seed=1, batch=2, heads=4, kv_heads=2, geometry="line", q_shape=(7,), k_shape=(7,), score="dot",
+        scale="default", terms=(), mask="none", starts="zero", softcap=False, sink=False, v_dim=3,
+    )  # fmt: skip
+    return Case(**{**usual, **changes})
+
+
+KINDS = (
+    [("line", (7,), (term,), "none") for term in LINE_TERMS]
+    + [(g, (3, 2), (term,), "none") for g in ("grid", "class grid") for term in GRID_TERMS]
+    + [(g, (7,), (term,), "none") for g in ("points", "places") for term in POINT_TERMS]
+    + [("line", (7,), ("t5",), mask) for mask in MASKS]
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("geometry, shape, terms, mask", KINDS)
+def test_every_kind_stays_within_the_budget(geometry, shape, terms, mask, dtype):
+    if dtype == torch.bfloat16 and "nearest" in mask:
+        pytest.skip("rounding to bfloat16 changes which keys are nearest")
+    compare(plain_case(geometry=geometry, q_shape=shape, k_shape=shape, terms=terms, mask=mask), dtype)
+
+
+@pytest.mark.parametrize("geometry, shape, terms, mask", KINDS)
+def test_gradcheck_of_every_kind(geometry, shape, terms, mask):
+    shape = tuple(min(n, 3) for n in shape)
+    case = plain_case(
+        batch=1, heads=2, kv_heads=1, geometry=geometry, q_shape=shape, k_shape=shape, terms=terms, mask=mask, sink=True
+    )
+    built = case.build(torch.float64)
+
+    def product(*leaves: torch.Tensor) -> torch.Tensor:
+        return built.matrix() @ built.v
+
+    torch.autograd.gradcheck(product, tuple(built.leaves.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("score", ["dot", "cosine", "euclidean", "inverse"])
+def test_gradcheck_of_every_score(score):
+    built = plain_case(batch=1, heads=2, kv_heads=1, q_shape=(4,), k_shape=(4,), score=score, scale="tensor",
+                       terms=("rotary",), softcap=True).build(torch.float64)  # fmt: skip
+    torch.autograd.gradcheck(lambda *_: built.matrix() @ built.v, tuple(built.leaves.values()))
+
+
+@given(case=cases(), data=st.data())
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_slices_of_any_kind_are_those_of_the_dense_matrix(case, data):
+    built = case.build(torch.float64)
+    A, R = built.matrix(), built.matrix("reference").dense()
+    batch, heads, q_len, k_len = built.sizes
+
+    def index(size: int, tensor: bool):
+        kinds = [st.slices(size)]
+        if size:
+            kinds.append(st.integers(-size, size - 1))
+            if tensor:
+                kinds.append(st.lists(st.integers(-size, size - 1), min_size=1, max_size=3))
+        return data.draw(st.one_of(kinds))
+
+    fancy = data.draw(st.integers(0, 3))
+    chosen = tuple(index(n, axis == fancy) for axis, n in enumerate((batch, heads, q_len, k_len)))
+    lazy = chosen[: data.draw(st.integers(1, 4))]
+    expected = R
+    for axis in reversed(range(len(lazy))):  # one axis at a time: no broadcasting between indices
+        at = lazy[axis]
+        if isinstance(at, slice):
+            at = list(range(*at.indices(R.shape[axis])))
+        expected = expected.select(axis, at) if isinstance(at, int) else expected[(slice(None),) * axis + (at,)]
+    found = A[lazy]
+    found = found if isinstance(found, torch.Tensor) else found.dense()
+    within_budget(found.float(), expected.float(), expected, f"A[{lazy}] of {case}")  # the same to a float32
+
+
+def test_memory_is_linear():
+    """No tensor of N x N numbers is ever made, forward, backward or in a summary."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    import regard as rg
+
+    n, largest = 4096, 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for x in out if isinstance(out, (tuple, list)) else (out,):
+                if isinstance(x, torch.Tensor):
+                    largest = max(largest, x.untyped_storage().nbytes() // x.element_size())
+            return out
+
+    q, k, v = (torch.randn(1, 1, n, 8, requires_grad=True) for _ in range(3))
+    position = rg.recipes.t5(1) + rg.recipes.shaw(8, 16) + rg.recipes.transformer_xl(1, 8)
+    A = rg.attention(q, k, position=position)
+    with pytest.MonkeyPatch.context() as patch, Watch():
+        patch.setattr(strips_module, "STRIP", 1 << 17)
+        (A @ v).sum().backward()
+        A.summarize(rg.TopK(8), rg.Heatmap(64), rg.Profile(), rg.Received(), rg.Entropy(), rg.Toeplitz())
+        A.band(3)
+    assert largest <= 4 * (1 << 17) < n * n // 16
+
+
+def test_gradients_have_the_same_bits_every_time():
+    case = plain_case(q_shape=(60,), k_shape=(60,), terms=("t5", "shaw", "key table"))
+    torch.use_deterministic_algorithms(False)
+    first, second = (results(case, torch.float32, None) for _ in range(2))
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
