@@ -129,8 +129,8 @@ MASKS = {
     "queries": (lambda: rg.lengths([1], [1, 2, 3]), Value, "mask: queries has 3 entries, expected…(2)"),
     "real lengths": (lambda: rg.lengths([1.5]), Value, "count: expected…whole numbers, found …float32"),
     "one length": (lambda: rg.lengths(3), Value, "count: expected…whole numbers, found torch.int64 []"),
-    "documents": (lambda: rg.documents(torch.zeros(4).long()), Value, "mask: documents…[1, 4]…queries, expected [2 or 1, 5]"),
-    "key documents": (lambda: rg.documents(IDS, IDS.expand(3, 5)), Value, "mask: documents…[3, 5]…keys, expected [2 or 1, 5]"),
+    "documents": (lambda: rg.documents(torch.zeros(4).long()), Value, "mask: documents…[1, 4]…queries…[2 or 1, 5]"),
+    "key documents": (lambda: rg.documents(IDS, IDS.expand(3, 5)), Value, "mask: documents…[3, 5]…keys…[2 or 1, 5]"),
     "real documents": (lambda: rg.documents(torch.zeros(5)), Value, "ids: expected whole numbers…found …float32"),
     "no documents": (lambda: rg.documents(), Value, "documents: give either ids or cumulative"),
     "bounds": (lambda: rg.documents(cumulative=torch.tensor([0, 3, 2])), Value, "cumulative: expected…found [0, 3, 2]"),
@@ -200,14 +200,14 @@ TERMS = {
     "NaN offset": (lambda: rg.FromQuery(table(), offset=NAN.expand(1, 6)), Value, "offset: expected finite"),
     "NaN readout": (lambda: spoiled(t5(), "readout"), Value, "position: NaN in readout of Static(Buckets("),
     "NaN table": (lambda: spoiled(shaw(), "features.values"), Value, "position: NaN in features.values of From"),
-    "NaN network": (lambda: spoiled(rg.Static(rg.Network(4)), "features.bias1"), Value, "position: NaN in features.bias1"),
+    "NaN network": (lambda: spoiled(rg.Static(rg.Network(4)), "features.bias1"), Value, "position: NaN in features"),
     "NaN in a sum": (lambda: rg.Rotary() + spoiled(t5(), "readout"), Value, "position: NaN in readout"),
     "NaN bound": (lambda: spoiled(t5(), "readout").bind(gate=torch.ones(1, 1, 1, 1)), Value, "position: NaN"),
     "NaN frequency": (lambda: rg.Rotary(frequencies=NAN.expand(3)), Value, "frequencies: expected finite"),
     "odd dim": (lambda: rg.Rotary(3), Value, "dim: expected an even number of dimensions to rotate, found 3"),
     "large dim": (lambda: rg.Rotary(8), Value, "position: Rotary needs…at most 6, found 8"),
     "frequencies": (lambda: rg.Rotary(frequencies=torch.ones(2)), Value, "frequencies: expected 3 (for 6…found 2"),
-    "frequency axes": (lambda: rg.Rotary(frequencies=torch.ones(2, 2)), Value, "frequencies: expected a row…found shape"),
+    "frequency axes": (lambda: rg.Rotary(frequencies=torch.ones(2, 2)), Value, "frequencies: expected a row…found"),
     "base": (lambda: rg.Rotary(base=0), Value, "base: expected a positive number, found 0"),
     "two rotations": (lambda: rg.Rotary() + t5() + rg.Rotary(), Value, "position: at most one Rotary term"),
     "bound to nothing": (lambda: t5().bind(), Value, "bind: give a gate, a query or a key"),
@@ -216,9 +216,9 @@ TERMS = {
     "gate axes": (lambda: t5().bind(gate=torch.ones(5)), Value, "gate: expected…[2, 4, 5, 1], found [5]"),
     "query of static": (lambda: t5().bind(query=q()), Value, "query: only a FromQuery term…found Static"),
     "key of query": (lambda: shaw().bind(key=k()), Value, "key: only a FromKey term…found FromQuery"),
-    "query length": (lambda: shaw().bind(query=q(2, 4, 3, 6)), Value, "…expected [2, heads, 5, dim], found [2, 4, 3, 6]"),
+    "query length": (lambda: shaw().bind(query=q(2, 4, 3, 6)), Value, "bind: expected [2, heads, 5…found [2, 4, 3, 6]"),
     "query heads": (lambda: shaw().bind(query=q(2, 3, 5, 6)), Value, "bind: a query or key: " + ONE_SET),
-    "query dtype": (lambda: shaw().bind(query=q().long()), Type, "…query: expected floating-point…found torch.int64"),
+    "query dtype": (lambda: shaw().bind(query=q().long()), Type, "bind: …query…floating-point…found torch.int64"),
 }  # fmt: skip
 
 
@@ -276,3 +276,149 @@ def test_queries_whose_place_is_not_known(mask):
     for start in (0, 3):
         rg.attention(q(2, 4, 2, 6), k(), mask=mask, q_start=start)
     rg.attention(q(2, 4, 2, 6), k(), mask=rg.lengths([3]))  # no order, no question
+
+
+# using A
+
+
+def test_values():
+    A = made()
+    for wrong, error, words in (
+        (3, Type, "v: expected a tensor, found int"),
+        ([1.0], Type, "v: expected a tensor, found list"),
+        (torch.ones(2, 2, 4, 3), Value, "v: expected shape [2, 2, 5, …found [2, 2, 4, 3]"),
+        (torch.ones(2, 3, 5, 3), Value, "v: expected shape [2, 2, 5, …found [2, 3, 5, 3]"),
+        (torch.ones(5, 3), Value, "v: expected shape [2, 2, 5, …found [5, 3]"),
+        (v().double(), Type, "v: expected the dtype of q and k (torch.float32), found torch.float64"),
+        (v().to("meta"), Value, "v: expected the device of q and k (cpu), found meta"),
+    ):
+        refused(error, words, lambda: A @ wrong)  # noqa: B023
+        if isinstance(wrong, torch.Tensor):
+            refused(error, words, lambda: torch.matmul(A, wrong))  # noqa: B023
+            refused(error, words, lambda: A.steps(wrong))  # noqa: B023
+    # of one head, in the shapes of one head
+    refused(Value, "v: expected shape [5, …found [2, 2, 5, 3]", lambda: A[0, 0] @ v())
+    refused(Value, "v: expected shape [2, 5, …found [3, 5, 3]", lambda: A[0] @ torch.ones(3, 5, 3))
+    refused(Type, "v @ A: A stands on the left", lambda: v() @ A)
+    refused(Type, "softmax does not take a lazy A", lambda: torch.softmax(A, -1))
+
+
+INDICES = {
+    "batch": (2, "batch: expected an index from -2 to 1, found 2"),
+    "head": ((0, -5), "head: expected an index from -4 to 3, found -5"),
+    "query": ((0, 0, 5), "query: expected an index from -5 to 4, found 5"),
+    "key": ((0, 0, 0, 9), "key: expected an index from -5 to 4, found 9"),
+    "bool": (True, "batch: expected an integer, found True"),
+    "five": ((0, 0, 0, 0, 0), "A has 4 axes [2, 4, 5, 5], found 5 indices"),
+    "two ellipses": ((..., ...), "A has 4 axes [2, 4, 5, 5], found 2"),
+    "two lists": ((0, 0, [0, 1], [0, 1]), "A: index one axis with a list or a tensor at a time"),
+    "lists of heads and rows": (([0], 1, [2]), "A: index one axis with a list or a tensor at a time"),
+    "list": ((0, [0, 4]), "index: expected from -4 to 3, found 0 to 4"),
+    "booleans": ((0, torch.ones(3) > 0), "index: expected whole numbers or 4 booleans, found torch.bool [3]"),
+    "real": ((0, 0, 1.5), "index: expected whole numbers or 5 booleans, found"),
+    "reals": ((0, torch.ones(2)), "index: expected whole numbers or 4 booleans, found torch.float32 [2]"),
+    "table": ((0, [[0, 1]]), "index: expected whole numbers or 4 booleans, found torch.int64 [1, 2]"),
+    "text": ("head", "index: expected whole numbers or 2 booleans, found 'head'"),
+    "none": (None, "index: expected whole numbers or 2 booleans, found None"),
+    "none in a row": ((0, 0, None), "index: expected whole numbers or 5 booleans, found None"),
+}
+
+
+@pytest.mark.parametrize("kind", INDICES)
+def test_bad_indices(kind):
+    index, words = INDICES[kind]
+    refused(IndexError, words, lambda: made()[index])
+    refused(IndexError, words, lambda: made().logits[index])
+
+
+def test_good_indices_that_are_easy_to_refuse():
+    A = made()
+    whole = A.dense()
+    assert A[:, []].shape == (2, 0, 5, 5) and A[0, 0, []].shape == (0, 5)
+    assert torch.equal(A[torch.tensor(1), 0, 2], whole[1, 0, 2])
+    assert torch.equal(A[..., ::-2], whole.flip(-1)[..., ::2]) and torch.equal(A[::-1].dense(), whole.flip(0))
+    assert torch.equal(A[1, 0, torch.arange(5) > 2], whole[1, 0, 3:])
+
+
+def test_bad_questions():
+    A = made()
+    for error, words, action in (
+        (Value, "explain: choose a batch row and a head first", lambda: A.explain(0, 0)),
+        (IndexError, "i: expected an index from -5 to 4, found 5", lambda: A[0, 0].explain(5, 0)),
+        (IndexError, "j: expected an integer, found 1.0", lambda: A[0, 0].explain(0, 1.0)),
+        (Value, "k: expected a positive integer, found 0", lambda: A.topk(0)),
+        (Value, "cells: expected a positive integer, found 2.5", lambda: A.heatmap(2.5)),
+        (Value, "width: expected an integer >= 0, found -1", lambda: A.band(-1)),
+        (Type, "pairs: expected a mask…positions only, found nearest(2)", lambda: A.mass(rg.nearest(2))),
+        (Type, "pairs: expected a mask…found None", lambda: A.share(None)),
+        (Value, "mask: offset(0, 1) names 2 axes, the geometry has 1", lambda: A.share(rg.offset(0, 1))),
+        (Value, "mask: induction has…shape [1, 4]…[2 or 1, 5]", lambda: A.induction_share(torch.zeros(4).long())),
+        (Type, "summarize: expected summaries such as TopK(8), found 'topk'", lambda: A.summarize("topk")),
+        (Type, "summarize: expected summaries such as TopK(8), found <class", lambda: A.summarize(rg.TopK)),
+        (Value, "steps: A.reversed() has no steps", lambda: A.reversed().steps()),
+    ):
+        refused(error, words, action)
+    scattered = made(geometry=rg.Points(torch.zeros(5, 2)))
+    refused(Value, "Profile: displacements between Points cannot be listed", scattered.profile)
+    refused(Value, "Toeplitz: displacements between Points cannot be listed", scattered.toeplitz_share)
+
+
+def test_all_of_a_large_matrix_is_refused_with_its_size():
+    x = torch.zeros(1, 1, 100_000, 1)
+    A = rg.attention(x, x, mask=rg.causal)
+    assert "37.3 GiB" in repr(A)
+    words = "this would be 10,000,000,000 numbers, 37.3 GiB…force=True"
+    for action in (A.dense, A.steps, A.logits.dense, lambda: A.block(slice(None), slice(None))):
+        refused(Value, words, action)
+    refused(Value, "this would be 100,000,000 numbers, 381 MiB", lambda: A[0, 0, :1000])
+    refused(Value, "this would be 100,000,000 numbers, 381 MiB", lambda: A.logits[0, 0, :1000])
+    assert A[0, 0, 7, :9].tolist() == [0.125] * 8 + [0.0]  # a little of it costs little
+
+
+def parts() -> dict:
+    """A description with a tensor in every argument, and those tensors by argument."""
+    gate, mask = torch.ones(2, 4, 5, 1), torch.ones(5, 5) > 0
+    lengths, coords, term = torch.tensor([5, 5]), torch.zeros(5, 1), rg.Static(rg.Slope(), 4)
+    tensors = {"q": q(), "k": k(), "scale": torch.ones(4, 1, 1), "sink": torch.zeros(4)}
+    starts = {"q_start": torch.tensor([0, 0]), "k_start": torch.tensor([0, 0])}
+    options = {**tensors, **starts, "geometry": rg.Points(coords), "position": term.bind(gate=gate)}
+    options["mask"] = rg.dense(mask) & rg.lengths(lengths)
+    named = {**tensors, **starts, "geometry": coords, "position": term.readout}
+    return {"options": options, "tensors": [*named.items(), ("position", gate), ("mask", mask), ("mask", lengths)]}
+
+
+USES = {
+    "product": lambda A: A @ v(),
+    "slice": lambda A: A[0, 0, 1],
+    "logits": lambda A: A.logits[0, 0, 1],
+    "lse": lambda A: A.lse,
+    "band": lambda A: A.band(1),
+    "summary": lambda A: A.topk(2),
+    "explanation": lambda A: A[0, 0].explain(1, 1),
+    "steps": lambda A: A.steps(),
+    "of a head": lambda A: A[0].entropy(),
+    "reversed": lambda A: A.reversed().dense(),
+}
+
+
+@pytest.mark.parametrize("at", range(11))
+def test_a_tensor_changed_in_place_under_a_live_a(at):
+    given = parts()
+    name, tensor = given["tensors"][at]
+    A = rg.attention(**given["options"])
+    before = A[0]
+    before.lse  # remembered, and still refused  # noqa: B018
+    with torch.no_grad():
+        tensor.zero_()
+    for action in (*USES.values(), lambda A: before.lse, lambda A: before @ v()[0]):
+        refused(RuntimeError, f"{name}: …changed in place…make A again with attention(...)", lambda: action(A))  # noqa: B023
+
+
+def test_an_optimiser_step_makes_an_old_a_stale():
+    term = rg.recipes.t5(4)
+    optimiser = torch.optim.SGD(term.parameters(), lr=0.1)
+    A = made(position=term)
+    (A @ v()).sum().backward()
+    optimiser.step()
+    refused(RuntimeError, "position: …changed in place", lambda: A @ v())
+    made(position=term) @ v()

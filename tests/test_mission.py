@@ -296,6 +296,8 @@ def test_grouped_and_multi_query_heads_are_repeated_heads(attention, kv_heads):
     repeated = lambda q, k, term: rg.attention(q, every(k), position=term, engine="reference")  # noqa: E731
     judge(shared.dense(), lambda *all: repeated(*all).dense(), q, k, term)
     judge(shared @ v, lambda v, *all: repeated(*all) @ every(v), v, q, k, term)
+    judge(shared[1] @ v[1], lambda v, *all: (repeated(*all) @ every(v))[1], v, q, k, term, what="one batch row")
+    judge(shared[:, 3] @ v[:, -1], lambda v, *all: (repeated(*all) @ every(v))[:, 3], v, q, k, term, what="one head")
 
 
 # M2: the causal mask and the cache

@@ -151,7 +151,7 @@ def toeplitz(steps, groups):
     """The share of the variance of the visible entries that their group explains, from its definition."""
     out = torch.empty(steps.weights.shape[:2], dtype=steps.weights.dtype)
     for b, h in itertools.product(*map(range, out.shape)):
-        A, seen = steps.weights[b, h].double(), steps.visible[b, h]
+        A, seen = steps.weights[b, h], steps.visible[b, h]
         mean = A[seen].mean()
         explained = sum(
             (seen & (groups == g)).sum() * (A[seen & (groups == g)].mean() - mean).square()

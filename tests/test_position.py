@@ -216,10 +216,9 @@ def test_on_a_grid_the_axes_share_the_dimensions(attention, points):
 
 
 def test_terms_train_move_and_save():
-    term = rg.recipes.transformer_xl(2, 4) + rg.recipes.t5(2) + rg.Rotary(frequencies=torch.ones(2))
-    state = term.state_dict()
-    fresh = rg.recipes.transformer_xl(2, 4) + rg.recipes.t5(2) + rg.Rotary(frequencies=torch.zeros(2))
-    fresh.load_state_dict(state)
+    make = lambda: rg.recipes.transformer_xl(2, 4) + rg.recipes.t5(2) + rg.Rotary()  # noqa: E731
+    term, fresh = make(), make()
+    fresh.load_state_dict(term.state_dict())
     q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
     assert torch.equal(*(rg.attention(q, k, position=t).logits.dense() for t in (term, fresh)))
     assert all(p.dtype == torch.float64 for p in term.double().parameters())

@@ -103,6 +103,7 @@ def test_with_a_negative_power_an_exact_match_gets_no_weight(attention):
     k = torch.tensor([1.0, 3.0, 4.0]).reshape(1, 1, 3, 1)
     A = attention(k[:, :, :1], k, score=rg.InverseDistance(-1))
     judge(A.dense().flatten(), lambda d: d / d.sum(), torch.tensor([0.0, 2.0, 3.0]))
+    assert float(A.heatmap(1).count) == 3  # it may be looked at; nothing makes one look
     alone = attention(k[:, :, :1], k[:, :, :1], score=rg.InverseDistance(-1))
     assert float(alone.dense()) == 0 and float(alone.lse) == -math.inf
 

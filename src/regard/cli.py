@@ -16,7 +16,7 @@ from typing import IO, NoReturn
 from . import __version__
 from .lessons import LANGUAGES, PARTS
 
-#: columns of a page: what the lessons are laid out for. A wider terminal is not filled, a narrower one stacks the pictures
+#: columns the lessons are laid out for: a wider terminal is not filled, a narrower one stacks the pictures
 WIDTH = 100
 
 

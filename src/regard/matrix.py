@@ -173,10 +173,14 @@ class AttentionMatrix:
             v = v.to(torch.get_autocast_dtype(v.device.type))
         problem = self._problem()
         check_values(v, problem.k, self._description.q.dtype, problem.q.shape[1])
-        out, lse = ops.attend(problem, v, self._description.engine)
+        with self._own_precision():
+            out, lse = ops.attend(problem, v, self._description.engine)
         if not torch.compiler.is_compiling():
             self._lse = lse.detach()
         return self._drop(out)
+
+    def __rmatmul__(self, v: Any) -> Any:
+        raise TypeError("v @ A: A stands on the left of what it multiplies; A.reversed() turns it around")
 
     @classmethod
     def __torch_function__(
@@ -189,9 +193,7 @@ class AttentionMatrix:
             swapped = func is torch.Tensor.__rmatmul__ or torch.compiler.is_compiling()
             if isinstance(left, AttentionMatrix):
                 return left.__matmul__(right)
-            if swapped and isinstance(right, AttentionMatrix):
-                return right.__matmul__(left)
-            raise TypeError("v @ A: A stands on the left of what it multiplies; A.reversed() turns it around")
+            return right.__matmul__(left) if swapped else right.__rmatmul__(left)
         raise TypeError(
             f"{getattr(func, '__name__', func)} does not take a lazy A: multiply it (A @ v), index it (A[b, h, i, j]), "
             "summarise it (A.topk, A.heatmap, ...), or make it dense on purpose (A.dense())"
@@ -224,7 +226,8 @@ class AttentionMatrix:
             return self._lse
         problem = self._problem()
         empty = problem.k.new_empty((*problem.k.shape[:3], 0), dtype=self.dtype)
-        lse = ops.attend(problem, empty, self._description.engine)[1]
+        with self._own_precision():
+            lse = ops.attend(problem, empty, self._description.engine)[1]
         if not torch.compiler.is_compiling():
             self._lse = lse.detach()
         return lse
@@ -242,7 +245,8 @@ class AttentionMatrix:
         if not isinstance(width, int) or width < 0:
             raise ValueError(f"width: expected an integer >= 0, found {width!r}")
         problem, lse = self._problem(), self._whole_lse()
-        return self._drop(_band(self.plan.module.tile, problem, lse, width))
+        with self._own_precision():
+            return self._drop(_band(self.plan.module.tile, problem, lse, width))
 
     def reversed(self) -> AttentionMatrix:
         """Keys look at queries: softmax over queries of the transposed logits, terms and mask transposed with them."""
@@ -259,8 +263,7 @@ class AttentionMatrix:
         whole = definition().steps(self._description)
         names, values = whole._fields, list(whole)
         for batch, heads in self._selection:
-            pick = lambda x, b=batch, h=heads: x[b][:, h]  # noqa: E731
-            values = [{n: pick(y) for n, y in x.items()} if isinstance(x, dict) else x and pick(x) for x in values]
+            values = [_pick(x, batch, heads) for x in values]
         picked = dict(zip(names, values, strict=True))
         if v is not None:
             picked["out"] = definition().mix(picked["weights"], v)
@@ -291,7 +294,7 @@ class AttentionMatrix:
                 raise TypeError(f"summarize: expected summaries such as TopK(8), found {summary!r}")
         self._check_unchanged()
         problem = self._still
-        with torch.no_grad(), reporting(progress, "looking at A") as report:
+        with torch.no_grad(), self._own_precision(), reporting(progress, "looking at A") as report:
             states = self.plan.module.reduce(problem, summaries, report)
             results = [s.finish(state, problem) for s, state in zip(summaries, states, strict=True)]
         return tuple(self._drop(result) for result in results)
@@ -375,13 +378,17 @@ class AttentionMatrix:
 
     def _lower(self) -> Problem:
         d = self._description
-        with torch.autocast(d.q.device.type, enabled=False):
+        with self._own_precision():
             problem = lower(d)
             if not by_definition(d.engine):
                 problem = ops.settle(problem, d.engine, self._picked)
         for step in self._selection:
             problem = problem.transposed() if step == "reverse" else problem.select(*step)
         return problem
+
+    def _own_precision(self) -> torch.autocast:
+        """Autocast lowers q, k and v and nothing else: engines choose the precision of what they do."""
+        return torch.autocast(self.device.type, enabled=False)
 
     def _check_unchanged(self) -> None:
         if self._seen is None or torch.compiler.is_compiling():
@@ -429,8 +436,10 @@ class AttentionMatrix:
                 dropped[axis] = True
             else:
                 step.append(_span(part, sizes[axis], ("batch", "head")[axis], self.device)[0])
-        chosen = self
-        if any(not isinstance(x, slice) or (x.stop or n) - (x.start or 0) != n for x, n in zip(step, sizes, strict=False)):
+        chosen, all_of_it = self, True
+        for part, size in zip(step, sizes, strict=False):
+            all_of_it &= isinstance(part, slice) and part.indices(size) == (0, size, 1)
+        if not all_of_it or tuple(dropped) != self._dropped:
             gone = (dropped[0], dropped[1])
             chosen = AttentionMatrix(self._description, (*self._selection, tuple(step)), gone, self._seen)
             chosen._picked = self._picked
@@ -445,12 +454,13 @@ class AttentionMatrix:
         n = batch * heads * _length(r) * _length(c)
         _check_size(n, self.dtype, force, "A.block(rows, cols, force=True) or A.dense(force=True)")
         tile = self.plan.module.tile
-        if logits:
-            result = tile(problem, r, c)
-        elif self._lse is not None and not self._tracks:
-            result = _weights(tile(problem, r, c), self._lse[:, :, r])
-        else:
-            result = self._weights_of_rows(problem, r, c)
+        with self._own_precision():
+            if logits:
+                result = tile(problem, r, c)
+            elif self._lse is not None and not self._tracks:
+                result = _weights(tile(problem, r, c), self._lse[:, :, r])
+            else:
+                result = self._weights_of_rows(problem, r, c)
         for axis, gone in ((-1, c_gone), (-2, r_gone)):
             result = result.squeeze(axis) if gone else result
         return self._drop(result)
@@ -540,6 +550,13 @@ def _band(tile: Callable[..., Tensor], problem: Problem, lse: Tensor, width: int
         near = (key - left).clamp(0, right - left - 1).expand(batch, heads, -1, -1)
         bands.append(weights.gather(-1, near) * inside)
     return torch.cat(bands, dim=2) if bands else lse.new_zeros(batch, heads, 0, 2 * width + 1)
+
+
+def _pick(x: Any, batch: Any, heads: Any) -> Any:
+    """Some batch rows and heads of a tensor, or of a dictionary of tensors."""
+    if isinstance(x, dict):
+        return {name: _pick(y, batch, heads) for name, y in x.items()}
+    return None if x is None else x[batch][:, heads]
 
 
 def _kinds(index: tuple) -> list:

@@ -113,31 +113,35 @@ class Problem(NamedTuple):
             dropout=0.0,
             seeds=-1,
         )
-        each = torch.arange(heads, device=self.q.device)
-        q = pick_heads(self.k, each, heads).expand(-1, heads, -1, -1)
+        q = each_head(self.k, heads).expand(-1, heads, -1, -1)
         plain = None
         if self.plain is not None:
-            plain = pick_heads(self.plain[1], each, heads).expand(-1, heads, -1, -1), self.plain[0]
+            plain = each_head(self.plain[1], heads).expand(-1, heads, -1, -1), self.plain[0]
         return self._replace(
             form=swapped, q=q, k=self.q, operands=operands, starts=self.starts[::-1], plain=plain,
             selection=(*self.selection, "reverse"),
         )  # fmt: skip
 
 
-def pick_heads(x: Tensor, heads, count: int) -> Tensor:
-    """Heads of an operand that has `count` of them, or fewer, each shared by a group."""
+def pick_heads(x: Tensor, heads: slice | Tensor, count: int) -> Tensor:
+    """Some of `count` query heads, of an operand that has one for each, or fewer that groups of heads share."""
     shared = x.shape[1]
     if shared == count:
         return x[:, heads]
-    if shared == 1:
-        return x
     group = count // shared
     if isinstance(heads, slice):
         first, last, step = heads.indices(count)
+        if shared == 1 or (first, last, step) == (0, count, 1):
+            return x
         if step == 1 and first // group == (last - 1) // group:
             return x[:, first // group : first // group + 1]
         heads = torch.arange(first, last, step, device=x.device)
-    return x[:, heads // group]
+    return x if shared == 1 else x[:, heads // group]
+
+
+def each_head(x: Tensor, count: int) -> Tensor:
+    """What groups of heads share, once for every head; what all share or none is left as it is."""
+    return x if x.shape[1] in (1, count) else x.repeat_interleave(count // x.shape[1], dim=1)
 
 
 def index_size(space: tuple, form: Form, q_len: int, k_len: int) -> int:

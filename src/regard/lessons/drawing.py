@@ -9,7 +9,7 @@ from rich.text import Text
 
 Cell = tuple[int, int]
 
-QUERY, KEY, ARROW = "black on #e69f00", "black on #009e73", "bold #d55e00"
+QUERY, KEY, ARROW = "black on #e69f00", "black on #009e73", "bold #c00000"
 #: display columns inside a flat cell
 WIDE = 6
 
@@ -66,7 +66,7 @@ def _arrow(canvas: Canvas, query: Cell, key: Cell) -> None:
         goal = (WIDE + 1) * key[1] + 1 if goal > column else goal
     step = 1 if goal > column else -1
     if step < 0 and column != goal:  # leave on the side it goes to
-        column = (WIDE + 1) * query[1]
+        column = (WIDE + 1) * query[1] + 1
     for x in range(column, goal, step):
         canvas.over(row, x, "─", ARROW)
     if row == down:

@@ -11,8 +11,8 @@ from torch import Tensor
 import regard as rg
 
 from ..views.terminal import table
-from .drawing import board
 from .drawing import block as slanted
+from .drawing import board
 from .line import nothing
 from .matrix import by
 from .page import Page, Words

@@ -112,9 +112,17 @@ def show(console: Console, language: str = "en") -> None:
     first, last = states[0], states[-1]
     page.say("task", count=count, most=math.log(count), first=first.entropy, last=last.entropy)
     page.show(
-        page.map(first.weights, rows=CHARACTERS, columns=ENGLISH, values="percent", title=page("before"), low=0, high=1),
         page.map(
-            last.weights, rows=CHARACTERS, columns=ENGLISH, values="percent", title=page("after", step=last.step), low=0, high=1
+            first.weights, rows=CHARACTERS, columns=ENGLISH, values="percent", title=page("before"), low=0, high=1
+        ),
+        page.map(
+            last.weights,
+            rows=CHARACTERS,
+            columns=ENGLISH,
+            values="percent",
+            title=page("after", step=last.step),
+            low=0,
+            high=1,
         ),
         table(
             [page("step"), page("loss"), page("entropy")],

@@ -91,9 +91,16 @@ def four_parts() -> dict[str, list[list[float]]]:
     """(x + p)·(x + p) in its four parts, with p_t = R_t, and their sum."""
     x = draw("content", PLACES, 2 * len(FREQUENCIES))
     p = sinusoid()(torch.arange(PLACES)[:, None])
-    parts = {"content-content": (x, x), "content-position": (x, p), "position-content": (p, x), "position-position": (p, p)}
+    parts = {
+        "content-content": (x, x),
+        "content-position": (x, p),
+        "position-content": (p, x),
+        "position-position": (p, p),
+    }
     parts["sum"] = (x + p, x + p)
-    return {name: rg.attention(head(a), head(b), scale=1.0).logits[0, 0].dense().tolist() for name, (a, b) in parts.items()}
+    return {
+        name: rg.attention(head(a), head(b), scale=1.0).logits[0, 0].dense().tolist() for name, (a, b) in parts.items()
+    }
 
 
 def tables() -> tuple[list[int], dict[str, list[float]]]:
@@ -186,14 +193,23 @@ def show(console: Console, language: str = "en") -> None:
     ones = [(i + 1, j + 1) for i, row in enumerate(found.score) for j, x in enumerate(row) if x == 1]
     empty = [i + 1 for i, row in enumerate(found.score) if not any(row)]
     page.say("rule", rule=RULE, count=TOKENS, pairs=" ".join(f"({i},{j})" for i, j in ones), empty=page.listed(empty))
-    page.say("uses", count=TOKENS, top=max(found.soft[0]), rest=min(found.soft[0]), even=as_fraction(found.soft[-1][0]), empty=page.listed(empty))
+    page.say(
+        "uses",
+        count=TOKENS,
+        top=max(found.soft[0]),
+        rest=min(found.soft[0]),
+        even=as_fraction(found.soft[-1][0]),
+        empty=page.listed(empty),
+    )
     how: dict[str, Any] = {"rows": names, "columns": names, "low": 0, "high": 1}
     page.show(
         page.map(found.score, values="g", title=page("score"), **how),
         page.map(found.soft, values=".4f", title=page("soft"), **how),
         page.map(found.hard, visible=found.visible, values="g", title=page("hard"), **how),
     )
-    page.show(bars(found.profile, [f"{d}" for d in range(1 - TOKENS, TOKENS)], title=page("profile"), form="g", height=3))
+    page.show(
+        bars(found.profile, [f"{d}" for d in range(1 - TOKENS, TOKENS)], title=page("profile"), form="g", height=3)
+    )
     page.say("toeplitz", **found.toeplitz)
     page.say("origin")
     places = [str(n) for n in range(PLACES)]
@@ -212,7 +228,9 @@ def show(console: Console, language: str = "en") -> None:
     )
     deltas, kinds = tables()
     page.say("tables", buckets=rg.Buckets().dim, heads=HEADS, clip=CLIP)
-    page.show(table(["Δ", *map(str, deltas)], [[page(name), *(f"{x + 0.0:g}" for x in row)] for name, row in kinds.items()]))
+    page.show(
+        table(["Δ", *map(str, deltas)], [[page(name), *(f"{x + 0.0:g}" for x in row)] for name, row in kinds.items()])
+    )
 
 
 def _clean(rows: list[list[float]]) -> list[list[float]]:

@@ -158,12 +158,19 @@ def show(console: Console, language: str = "en") -> None:
     ]
     page.show(table([*header, page("answer")], rows))
     exact = look("inverse", KEYS[1])
-    page.say("exact", fractions=page.listed(map(as_fraction, found["inverse"].weights)), key=KEYS[1], result=exact.result)
+    page.say(
+        "exact", fractions=page.listed(map(as_fraction, found["inverse"].weights)), key=KEYS[1], result=exact.result
+    )
     page.say("saturate", result=found["dot"].result, products=page.listed(f"{x:g}" for x in products()))
-    page.say("beware", fractions=page.listed(map(as_fraction, found["upside_down"].weights)), result=found["upside_down"].result)
+    page.say(
+        "beware",
+        fractions=page.listed(map(as_fraction, found["upside_down"].weights)),
+        result=found["upside_down"].result,
+    )
     weights, answers = many()
     page.say("many", n_q=len(weights), n_k=len(weights[0]))
-    rows = [[f"{q:g}", *(f"{w:.4f}" for w in row), f"{y:.4f}"] for q, row, y in zip(QUERIES, weights, answers, strict=True)]
+    rows = [
+        [f"{q:g}", *(f"{w:.4f}" for w in row), f"{y:.4f}"] for q, row, y in zip(QUERIES, weights, answers, strict=True)
+    ]
     page.show(table([page("query"), *header[2:], page("answer")], rows))
     page.say("round")
-

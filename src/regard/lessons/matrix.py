@@ -94,7 +94,7 @@ def dependence() -> tuple[float, float]:
 
 def shared_keys() -> dict[int, tuple[tuple[int, ...], int]]:
     """kv_heads → the shape of A for four query heads, and the numbers in K."""
-    x = sum(inputs())
+    x = torch.stack(inputs()).sum(0)
     q = project(x, "W_Q", DIM, 4)
     found = {}
     for kv_heads in (4, 2, 1):
@@ -212,9 +212,18 @@ def show(console: Console, language: str = "en") -> None:
         "setting", count=len(TOKENS), heads=HEADS, dim=DIM, v_dim=V_DIM, token=TOKENS[SHOWN], query=SHOWN + 1,
         head=HEAD + 1,
     )  # fmt: skip
-    rows = [[s.symbol, page(s.symbol), by(s.shape), " ".join(f"{x + 0.0:5.2f}" for x in s.row[:6])] for s in found.steps]
+    rows = [
+        [s.symbol, page(s.symbol), by(s.shape), " ".join(f"{x + 0.0:5.2f}" for x in s.row[:6])] for s in found.steps
+    ]
     page.show(table([page("symbol"), page("what"), page("shape"), page("numbers", token=TOKENS[SHOWN])], rows))
-    how: dict[str, Any] = {"rows": TOKENS, "columns": TOKENS, "visible": found.visible, "values": "percent", "low": 0, "high": 1}
+    how: dict[str, Any] = {
+        "rows": TOKENS,
+        "columns": TOKENS,
+        "visible": found.visible,
+        "values": "percent",
+        "low": 0,
+        "high": 1,
+    }
     page.show(*(page.map(weights, title=page("head", head=h + 1), **how) for h, weights in enumerate(found.weights)))
     page.say("rows", sums=page.listed(f"{x:.4f}" for x in found.sums[: len(TOKENS)]))
     shapes = {s.symbol: by(s.shape[-2:]) for s in found.steps}
@@ -230,11 +239,10 @@ def show(console: Console, language: str = "en") -> None:
         "shared", kv=page.listed(shared), shapes=page.listed(sorted({by(s) for s, _ in shared.values()})),
         sizes=page.listed(size for _, size in shared.values()),
     )  # fmt: skip
-    x = sum(inputs())
+    x = torch.stack(inputs()).sum(0)
     page.say("block", before=by(tuple(x.shape)), after=by(tuple(block(x).shape)))
 
 
 def by(shape: tuple[int, ...]) -> str:
     """3 x 4."""
     return " x ".join(map(str, shape))
-

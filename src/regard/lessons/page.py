@@ -82,10 +82,12 @@ def broken(text: str, width: int) -> list[Text]:
     """A paragraph as lines of at most `width` display columns, code set apart."""
     pieces: list[tuple[str, str]] = []
     for at, part in enumerate(text.split("`")):
-        pieces += [(piece, CODE if at % 2 else "") for piece in _PIECE.findall(part)]
-    pieces = _joined(pieces)
+        if at % 2 and 2 * cell_len(part) <= width:  # short code stays in one piece
+            pieces.append((part, CODE))
+        else:
+            pieces += [(piece, CODE if at % 2 else "") for piece in _PIECE.findall(part)]
     lines = [Text()]
-    for piece in pieces:
+    for piece in _joined(pieces):
         wide = sum(cell_len(t) for t, _ in piece)
         blank = not piece[0][0].strip()
         if lines[-1].cell_len + (0 if blank else wide) > width and lines[-1].plain.strip():

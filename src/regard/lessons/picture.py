@@ -129,7 +129,9 @@ def _runs(segment: Segment) -> Iterator[tuple[str, int]]:
 
 #: block characters as (x, y, width, height) in eighths of a cell
 _BLOCKS = {"█": (0, 0, 8, 8), "▀": (0, 0, 8, 4), "▄": (0, 4, 8, 4), "▐": (4, 0, 4, 8)}
-_BLOCKS.update({c: (0, 8 - n, 8, n) for n, c in enumerate("▁▂▃", 1)} | {c: (0, 8 - n, 8, n) for n, c in enumerate("▅▆▇", 5)})
+_BLOCKS.update(
+    {c: (0, 8 - n, 8, n) for n, c in enumerate("▁▂▃", 1)} | {c: (0, 8 - n, 8, n) for n, c in enumerate("▅▆▇", 5)}
+)
 _BLOCKS.update({c: (0, 0, n, 8) for n, c in enumerate("▏▎▍▌▋▊▉", 1)})
 
 

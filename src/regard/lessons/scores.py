@@ -15,10 +15,12 @@ from ..views.terminal import table
 from .page import Page, Words
 from .vectors import draw, head
 
+Vectors = dict[str, tuple[float, ...]]
+
 KING = (1.0, 2.0, 3.0)
-AGAINST_KING = {"queen": (1.0, 2.0, 3.0), "car": (-1.0, -2.0, -3.0), "crown": (1.0, 1.0, 1.0)}
+AGAINST_KING: Vectors = {"queen": (1.0, 2.0, 3.0), "car": (-1.0, -2.0, -3.0), "crown": (1.0, 1.0, 1.0)}
 INVITE = (0.8, 0.2, 0.7)
-AGAINST_INVITE = {"小": (0.2, 0.8, 0.3), "沈": (0.3, 0.7, 0.4), "阳": (0.1, 0.9, 0.2)}
+AGAINST_INVITE: Vectors = {"小": (0.2, 0.8, 0.3), "沈": (0.3, 0.7, 0.4), "阳": (0.1, 0.9, 0.2)}
 LOGITS = (3.5, -2.1, 8.7, 0.3)
 #: what some texts print for the three largest of their weights
 MISPRINT = (0.05, 0.94, 0.01)
@@ -50,7 +52,7 @@ def vectors(rows: tuple[tuple[float, ...], ...]) -> Tensor:
     return head(torch.tensor(rows, dtype=torch.float64))
 
 
-def against(query: tuple[float, ...], keys: dict[str, tuple[float, ...]]) -> list[Pair]:
+def against(query: tuple[float, ...], keys: Vectors) -> list[Pair]:
     """The dot product and the cosine of a query and each key."""
     q, k = vectors((query,)), vectors(tuple(keys.values()))
     dots = rg.attention(q, k, scale=1.0).logits[0, 0, 0, :].tolist()
@@ -185,7 +187,7 @@ def show(console: Console, language: str = "en") -> None:
     header = ["d", "√d", page("spread")]
     header += [page(f"{what}_{how}") for how in ("raw", "scaled") for what in ("entropy", "gradient")]
     rows = [
-        [s.dim, f"{math.sqrt(s.dim):.1f}", f"{s.spread:.1f}"]
+        [f"{s.dim}", f"{math.sqrt(s.dim):.1f}", f"{s.spread:.1f}"]
         + [f"{part[how]:.3f}" for how in ("raw", "scaled") for part in (s.entropy, s.gradient)]
         for s in sizes
     ]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
 import regard as rg
 
@@ -172,11 +173,15 @@ def show(console: Console, language: str = "en") -> None:
     )  # fmt: skip
 
 
-def explained(page: Page, A: rg.AttentionMatrix):
+def explained(page: Page, A: rg.AttentionMatrix) -> Table:
     """Where the weight of the asked character on its strongest key comes from."""
     i, j = ASKED, int(A.topk(1).indices[ASKED, 0])
     why = A.explain(i, j)
     lines = [[name, f"{value:+.4f}"] for name, value in why.parts.items()]
-    lines += [[page("logit"), f"{why.logit:+.4f}"], [page("lse"), f"{why.lse:+.4f}"], [page("weight"), f"{why.weight:.4f}"]]
+    lines += [
+        [page("logit"), f"{why.logit:+.4f}"],
+        [page("lse"), f"{why.lse:+.4f}"],
+        [page("weight"), f"{why.weight:.4f}"],
+    ]
     title = page("explain", i=i, j=j, q=SENTENCE[i], k=SENTENCE[j]).replace("`", "")
     return table([page("part"), page("value")], lines, title=title)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 
 from rich.console import Console
 
@@ -37,7 +38,7 @@ def show(console: Console, language: str = "en", only: str | None = None) -> Non
     page.say("end")
 
 
-def _part(name: str):
+def _part(name: str) -> ModuleType:
     if name not in PARTS:
         raise ValueError(f"part: expected one of {', '.join(PARTS)}, found {name!r}")
     return import_module(f".{name}", __package__)

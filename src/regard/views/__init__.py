@@ -1,1 +1,1 @@
-"""A before people's eyes: the terminal here; every view asks A through its public methods and does no softmax itself."""
+"""A before people's eyes: the terminal. A view asks A through its public methods, and does no softmax itself."""

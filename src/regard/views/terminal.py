@@ -5,8 +5,7 @@
     console.print(beside(heatmap(a), heatmap(b)))         side by side where they fit, else one below the other
 
 Rows are queries and columns are keys, and the picture says so. Colours are viridis: its lightness rises all the way, so
-it can be read without colour vision. A console without colours gets shade characters instead. Widths are counted
-in display columns, since a Chinese character takes two.
+it can be read without colour vision. A console without colours gets shade characters instead.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.color import Color
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.console import Console
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 from ..matrix import AttentionMatrix
+from .layout import Lines, beside, characters, cut, named, pad, table
+
+__all__ = ["bars", "beside", "colour", "heatmap", "pooled", "shade", "table"]
 
 #: viridis at nine even steps
 VIRIDIS = (
@@ -42,7 +41,7 @@ VIRIDIS = (
     (253, 231, 37),
 )
 SHADES = " ░▒▓█"
-MASKED = "·"
+MASKED, UNKNOWN = "·", "?"
 AXES = "rows: queries, columns: keys"
 #: most columns a heat map takes: a longer A is pooled
 WIDEST = 128
@@ -93,7 +92,9 @@ def heatmap(
     """
     if isinstance(weights, AttentionMatrix):
         if len(weights.shape) != 2:
-            raise ValueError(f"heatmap: choose a batch row and a head first, as in A[0, 3], found {list(weights.shape)}")
+            raise ValueError(
+                f"heatmap: choose a batch row and a head first, as in A[0, 3], found {list(weights.shape)}"
+            )
         _check_width(*weights.shape)
         visible = weights.logits.dense() > -math.inf if visible is None else visible
         cells = weights.dense().tolist()
@@ -102,12 +103,16 @@ def heatmap(
         if not all(isinstance(row, list) and not any(isinstance(x, list) for x in row) for row in cells):
             raise ValueError("heatmap: expected a matrix of two axes (queries, keys)")
         _check_width(len(cells), len(cells[0]) if cells else 0)
-    seen = [[x != -math.inf for x in row] for row in cells] if visible is None else [list(map(bool, r)) for r in visible]
+    seen = (
+        [[x != -math.inf for x in row] for row in cells] if visible is None else [list(map(bool, r)) for r in visible]
+    )
     if [len(row) for row in seen] != [len(row) for row in cells]:
         raise ValueError(f"visible: expected one a cell, {len(cells)} rows, found {len(seen)} rows of other lengths")
     width = len(cells[0]) if cells else 0
-    names = [_named("rows", rows, len(cells)), _named("columns", columns, width)]
-    shown = [x for row, ok in zip(cells, seen, strict=True) for x, v in zip(row, ok, strict=True) if v and math.isfinite(x)]
+    names = [named("rows", rows, len(cells)), named("columns", columns, width)]
+    shown = [
+        x for row, ok in zip(cells, seen, strict=True) for x, v in zip(row, ok, strict=True) if v and math.isfinite(x)
+    ]
     low = min(0.0, *shown, 0.0) if low is None else low
     high = max(shown, default=0.0) if high is None else high
     return Heatmap(cells, seen, names[0], names[1], title, values, float(low), float(high), axes, masked)
@@ -118,39 +123,8 @@ def _check_width(q_len: int, k_len: int) -> None:
         raise ValueError(f"heatmap: {q_len} x {k_len} is too large to show cell by cell; use pooled(A) or a slice of A")
 
 
-def _named(name: str, labels: Iterable[str] | None, count: int) -> list[str]:
-    if labels is None:
-        return [str(n) for n in range(count)]
-    found = [_printable(str(label)) for label in labels]
-    if len(found) != count:
-        raise ValueError(f"{name}: expected {count} labels, found {len(found)}")
-    return found
-
-
-def _printable(label: str) -> str:
-    """Newlines and the like as Python writes them: a label never breaks the picture."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in label)
-
-
 @dataclass(frozen=True)
-class _Lines:
-    """A renderable of ready-made lines, as wide as the longest of them."""
-
-    def lines(self, console: Console, width: int) -> list[Text]:
-        raise TypeError(f"{type(self).__name__} defines no lines")
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in self.lines(console, options.max_width):
-            line.no_wrap, line.overflow = True, "crop"
-            yield line
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        width = max((line.cell_len for line in self.lines(console, options.max_width)), default=0)
-        return Measurement(width, width)
-
-
-@dataclass(frozen=True)
-class Heatmap(_Lines):
+class Heatmap(Lines):
     """What `heatmap` makes."""
 
     cells: list[list[float]]
@@ -166,18 +140,20 @@ class Heatmap(_Lines):
 
     def lines(self, console: Console, width: int) -> list[Text]:
         coloured = has_colours(console)
-        texts = [[self._number(i, j) for j in range(len(row))] for i, row in enumerate(self.cells)] if self.values else []
+        texts = (
+            [[self._number(i, j) for j in range(len(row))] for i, row in enumerate(self.cells)] if self.values else []
+        )
         wide = max((cell_len(t) + 1 for row in texts for t in row), default=2)
         longest = max(map(cell_len, self.columns), default=0)
         if texts and longest <= SHORT:  # numbers have room for short labels to lie down
             wide = max(wide, longest + 1)
-        names = [_cut(label, LONGEST_ROW) for label in self.rows]
+        names = [cut(label, LONGEST_ROW) for label in self.rows]
         margin = max(map(cell_len, names), default=0) + 1
         count = min(len(self.columns), max(1, (width - margin) // wide))
         result = [Text(self.title, style="bold")] if self.title else []
         result += [Text(" " * margin + line) for line in _column_labels(self.columns[:count], wide)]
         for i, name in enumerate(names):
-            line = Text(_pad(name, margin - 1, right=True) + " ")
+            line = Text(pad(name, margin - 1, right=True) + " ")
             for j in range(count):
                 line.append_text(self._cell(i, j, texts[i][j] if texts else "", wide, coloured))
             result.append(line)
@@ -187,8 +163,8 @@ class Heatmap(_Lines):
 
     def _number(self, i: int, j: int) -> str:
         x = self.cells[i][j]
-        if not self.visible[i][j]:
-            return MASKED
+        if not self.visible[i][j] or not math.isfinite(x):
+            return MASKED if not self.visible[i][j] else UNKNOWN
         text = f"{100 * x:.0f}" if self.values == "percent" else format(x, self.values or "")
         return text[1:] if text.startswith("-") and not text.strip("-0.") else text  # no minus before a zero
 
@@ -198,13 +174,13 @@ class Heatmap(_Lines):
     def _cell(self, i: int, j: int, text: str, wide: int, coloured: bool) -> Text:
         x = self.cells[i][j]
         if not self.visible[i][j]:
-            return Text(_pad(MASKED, wide - 1, right=bool(self.values)) + " ", style=DIM)
+            return Text(pad(MASKED, wide - 1, right=bool(self.values)) + " ", style=DIM)
         if not math.isfinite(x):
-            return Text(_pad("?", wide - 1, right=True) + " ", style="bold red")
+            return Text(pad(UNKNOWN, wide - 1, right=True) + " ", style="bold red")
         if not coloured:
-            return Text(_pad(text, wide - 1, right=True) + " " if self.values else shade(self._share(x)) * wide)
+            return Text(pad(text, wide - 1, right=True) + " " if self.values else shade(self._share(x)) * wide)
         back = colour(self._share(x))
-        return Text(_pad(text, wide - 1, right=True) + " ", style=_over(back))
+        return Text(pad(text, wide - 1, right=True) + " ", style=_over(back))
 
     def _legend(self, margin: int, room: int, coloured: bool) -> list[Text]:
         low, high = (f"{100 * x:.3g}%" if self.values == "percent" else f"{x:.3g}" for x in (self.low, self.high))
@@ -245,36 +221,17 @@ def _axes(axes: str, margin: int, room: int) -> list[Text]:
 def _column_labels(labels: list[str], wide: int) -> list[str]:
     """One line when every label fits its column, else one character a line, read downwards."""
     if all(cell_len(label) <= max(wide - 1, 2) and cell_len(label) <= wide for label in labels):
-        return ["".join(_pad(label, wide if wide == 2 else wide - 1, right=wide > 2) + " " * (wide > 2) for label in labels)]
-    columns = [_characters(label) for label in labels]
+        return [
+            "".join(pad(label, wide if wide == 2 else wide - 1, right=wide > 2) + " " * (wide > 2) for label in labels)
+        ]
+    columns = [characters(label) for label in labels]
     columns = [c if len(c) <= LONGEST_COLUMN else [*c[: LONGEST_COLUMN - 1], "…"] for c in columns]
     high = max(map(len, columns), default=0)
     columns = [[""] * (high - len(c)) + c for c in columns]
-    return ["".join(_pad(c[line], max(wide - 1, 2), right=wide > 2) + " " * (wide > 2) for c in columns) for line in range(high)]
-
-
-def _characters(label: str) -> list[str]:
-    """Characters as they are seen: marks that take no column stay with what they mark."""
-    found: list[str] = []
-    for c in label:
-        if found and cell_len(c) == 0:
-            found[-1] += c
-        else:
-            found.append(c)
-    return found
-
-
-def _cut(label: str, width: int) -> str:
-    if cell_len(label) <= width:
-        return label
-    while cell_len(label) > width - 1:
-        label = label[:-1]
-    return label + "…"
-
-
-def _pad(text: str, width: int, right: bool = False) -> str:
-    space = " " * max(0, width - cell_len(text))
-    return space + text if right else text + space
+    return [
+        "".join(pad(c[line], max(wide - 1, 2), right=wide > 2) + " " * (wide > 2) for c in columns)
+        for line in range(high)
+    ]
 
 
 def pooled(
@@ -301,7 +258,7 @@ def pooled(
 
 
 @dataclass(frozen=True)
-class Picture(_Lines):
+class Picture(Lines):
     """What `pooled` makes."""
 
     cells: list[list[float]]
@@ -365,14 +322,14 @@ def bars(
 ) -> Bars:  # fmt: skip
     """A bar for each value: lying, with its number; or upright columns, when a height (in lines) is given."""
     numbers = [float(x) for x in (values.tolist() if isinstance(values, Tensor) else values)]
-    names = [""] * len(numbers) if labels is None else _named("labels", labels, len(numbers))
+    names = [""] * len(numbers) if labels is None else named("labels", labels, len(numbers))
     if height is not None and any(x < 0 for x in numbers):
         raise ValueError("bars: upright columns start at 0; found a negative value")
     return Bars(numbers, names, title, form, width, height)
 
 
 @dataclass(frozen=True)
-class Bars(_Lines):
+class Bars(Lines):
     """What `bars` makes."""
 
     values: list[float]
@@ -395,10 +352,12 @@ class Bars(_Lines):
         zero = round(-low * unit)
         result = []
         for x, label, number in zip(self.values, self.labels, numbers, strict=True):
-            line = Text(_pad(_cut(label, LONGEST_ROW), margin, right=True) + " " * bool(margin) + number.rjust(figures) + " ")
+            line = Text(
+                pad(cut(label, LONGEST_ROW), margin, right=True) + " " * bool(margin) + number.rjust(figures) + " "
+            )
             if x < 0:
                 halves = round(-2 * x * unit)
-                line.append(_pad("▐" * (halves % 2) + "█" * (halves // 2), zero, right=True), "magenta")
+                line.append(pad("▐" * (halves % 2) + "█" * (halves // 2), zero, right=True), "magenta")
             else:
                 eighths = round(8 * x * unit)
                 line.append(" " * zero + "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip(), "cyan")
@@ -415,49 +374,5 @@ class Bars(_Lines):
         for line, figure in zip(range(height - 1, -1, -1), scale, strict=True):
             blocks = [" ▁▂▃▄▅▆▇█"[min(8, max(0, level - 8 * line))] * (wide - 1) for level in levels]
             result.append(Text.assemble((figure.rjust(margin) + " ", DIM), (" ".join(blocks), "cyan")))
-        names = " ".join(_pad(label, wide - 1, right=True) for label in self.labels)
+        names = " ".join(pad(label, wide - 1, right=True) for label in self.labels)
         return [*result, Text(" " * (margin + 1) + names, style=DIM)]
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> Table:
-    """Rows of ready-made cells. A column whose cells all start like numbers is aligned to the right."""
-    cells = [[x if isinstance(x, Text) else Text(str(x)) for x in row] for row in rows]
-    result = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, show_edge=False)
-    for at, name in enumerate(header):
-        numeric = all(row[at].plain.lstrip("+-.")[:1].isdigit() for row in cells)
-        result.add_column(Text(name), justify="right" if numeric else "left")
-    for row in cells:
-        result.add_row(*row)
-    return result
-
-
-@dataclass(frozen=True)
-class Beside:
-    """Renderables next to each other, as many as fit on a line; the others below."""
-
-    parts: tuple[RenderableType, ...]
-    gap: int = 4
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        line: list[tuple[RenderableType, int]] = []
-        for part in self.parts:
-            wide = Measurement.get(console, options, part).maximum
-            if line and sum(w + self.gap for _, w in line) + wide > options.max_width:
-                yield self._row([p for p, _ in line])
-                yield Text("")
-                line = []
-            line.append((part, wide))
-        if line:
-            yield self._row([p for p, _ in line])
-
-    def _row(self, parts: list[RenderableType]) -> Table:
-        grid = Table.grid(padding=(0, self.gap, 0, 0))
-        for _ in parts:
-            grid.add_column(no_wrap=True)
-        grid.add_row(*parts)
-        return grid
-
-
-def beside(*parts: RenderableType) -> Beside:
-    """Side by side where they fit, one below the other where they do not."""
-    return Beside(parts)

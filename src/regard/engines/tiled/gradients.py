@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...normal import Piece, Problem, pick_heads
+from ...normal import Piece, Problem
 from ...tables import take_backward
 from .pieces import content, diagonal_sums, distance, line_range, meets, network, piece_value, scatter, unskew
 from .places import Span, cut, pair_index
@@ -57,7 +57,7 @@ class Gradients:
             grad = grad * cut(p.operands[p.form.scale], rows, cols)
         grad = grad * p.scale
         heads = p.q.shape[1]
-        q, k = p.q[:, :, rows], pick_heads(p.k, slice(0, heads), heads)[:, :, cols]
+        q, k = p.q[:, :, rows], p.k[:, :, cols]
         if p.form.content[0] == "dot":
             self.q[:, :, rows] += grad @ k
             d_k = grad.mT @ q

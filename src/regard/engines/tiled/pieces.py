@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...normal import Form, Piece, Problem, pick_heads
+from ...normal import Form, Piece, Problem
 from ..reference import EXACT_MATCH
 from .places import Span, coordinates, cut, pair_index, see, span_length
 
@@ -29,7 +29,7 @@ def logits_of(problem: Problem, rows: Span, cols: Span, *, masked: bool = True) 
 
 def content(p: Problem, rows: Span, cols: Span) -> Tensor:
     """scale * score(q_i, k_j): [batch, heads, rows, cols]."""
-    q, k = p.q[:, :, rows], pick_heads(p.k, slice(0, p.q.shape[1]), p.q.shape[1])[:, :, cols]
+    q, k = p.q[:, :, rows], p.k[:, :, cols]
     if p.form.content[0] == "dot":
         total = (q @ k.mT) * p.scale
     else:

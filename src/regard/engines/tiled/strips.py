@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ...lower import mask_form
 from ...masks import Mask
-from ...normal import Problem, index_size, pick_heads
+from ...normal import Problem, each_head, index_size, pick_heads
 from ...tables import take
-from ..reference import keep, normalise
+from ..reference import keep
 from .pieces import diagonal_sums, logits_of, meets, scatter
 from .places import indices, pair_index, see
 
@@ -34,7 +34,7 @@ def ready(problem: Problem) -> Problem:
     """The problem as tiles want it: in the computing precision, bins expanded to displacements, shared operands to heads."""
     wide, heads = wide_type(problem), problem.q.shape[1]
     operands = [x.to(wide) if x.dtype.is_floating_point else x for x in problem.operands]
-    operands = [x if x.shape[1] in (1, heads) else pick_heads(x, slice(0, heads), heads) for x in operands]
+    operands = [each_head(x, heads) for x in operands]
     pieces = []
     for piece in problem.form.pieces:
         if piece.lookup >= 0:
@@ -42,7 +42,7 @@ def ready(problem: Problem) -> Problem:
             operands[piece.slots[1]] = take(rows, operands[piece.lookup][:, 0], piece.config[0])
         pieces.append(piece._replace(lookup=-1))
     form = problem.form._replace(pieces=tuple(pieces))
-    return problem._replace(form=form, q=problem.q.to(wide), k=problem.k.to(wide), operands=operands)
+    return problem._replace(form=form, q=problem.q.to(wide), k=each_head(problem.k, heads).to(wide), operands=operands)
 
 
 class Strip:
@@ -147,8 +147,17 @@ def _extreme(choose: Callable, bounds: list[int | None], skip: bool) -> int | No
 
 
 def softmax(problem: Problem, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and log-sum-exp of whole rows."""
-    return normalise(logits, problem.operands[problem.form.sink] if problem.form.sink >= 0 else None)
+    """Weights and log-sum-exp of whole rows (eq. 19, 20), with one exponential a number: no gradient flows here."""
+    sink = problem.operands[problem.form.sink].unsqueeze(-1) if problem.form.sink >= 0 else None
+    if not logits.shape[-1]:
+        lse = logits.new_full(logits.shape[:-1], -torch.inf) if sink is None else sink.expand(logits.shape[:-1])
+        return logits, lse
+    top = logits.amax(-1) if sink is None else torch.maximum(logits.amax(-1), sink)
+    top = top.masked_fill(top == -torch.inf, 0.0)  # a row that sees nothing: weights 0, lse -inf
+    weights = torch.exp_(logits - top.unsqueeze(-1))
+    total = weights.sum(-1) if sink is None else weights.sum(-1) + torch.exp(sink - top)
+    weights /= total.masked_fill(total == 0, 1.0).unsqueeze(-1)
+    return weights, top + torch.log(total)
 
 
 def drop(p: Problem, x: Tensor, rows: slice, cols: slice) -> Tensor:
@@ -159,4 +168,6 @@ def drop(p: Problem, x: Tensor, rows: slice, cols: slice) -> Tensor:
 
 
 def values_of(v: Tensor, block: Block, heads: int) -> Tensor:
-    return pick_heads(v[block.batch], block.heads, heads).to(block.problem.q.dtype)
+    """The values a block multiplies, one set for all its heads or one for each."""
+    own = pick_heads(v[block.batch], block.heads, heads)
+    return each_head(own, block.problem.q.shape[1]).to(block.problem.q.dtype)
