@@ -1,0 +1,75 @@
+"""Plans: plain data, printable, cached by structure, with reasons."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard as rg
+from regard.normal import decode
+from regard.plan import ENGINES, engine_module
+
+
+def matrix(length: int = 8, **keywords) -> rg.AttentionMatrix:
+    q = torch.randn(1, 2, length, 8)
+    return rg.attention(q, q, **keywords)
+
+
+def test_one_plan_for_one_structure_whatever_the_length():
+    term = rg.recipes.t5(2)
+    assert matrix(8, position=term).plan is matrix(50, position=term, q_start=3, k_start=1).plan
+    assert matrix(8, position=term).plan is not matrix(8, position=term, mask=rg.causal).plan
+
+
+def test_the_text_of_a_plan_is_the_plan():
+    plan = matrix(position=rg.recipes.deberta(2, 8), mask=rg.causal & rg.lengths([4]), softcap=3.0).plan
+    assert decode(plan.spec) == (plan.engine, plan.form)
+
+
+def test_a_plan_says_what_runs_and_what_was_rewritten():
+    A = matrix(
+        position=rg.recipes.alibi(2) + rg.recipes.t5(2) + rg.recipes.shaw(8, 3),
+        mask=rg.causal & rg.window(5) | rg.keys(0),
+        softcap=30.0,
+        sink=0.0,
+        dropout=0.1,
+    )
+    told = str(A.plan)
+    for words in (
+        "engine  tiled (cpu, float32)",
+        "slope times distance, computed",
+        "table b[head, i - j], constant from 128 on",
+        "<u_i, R[i - j]>, R kept by bins, constant from 3 on",
+        "((causal & 0 <= i - j <= 5) | 0 <= key <= 0)",
+        "30 * tanh(logit / 30)",
+        "sink",
+        "dropout  0.1, in products only",
+    ):
+        assert words in told, told
+
+
+def test_an_engine_can_be_asked_for_and_an_unknown_one_is_refused():
+    assert matrix(engine="reference").plan.engine == "reference"
+    with pytest.raises(ValueError, match="engine: expected one of tiled, reference, found 'cuda'"):
+        matrix(engine="cuda").plan
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_has_the_same_functions(name):
+    module = engine_module(name)
+    for function in ("refuse", "forward", "tile", "reduce"):
+        assert callable(getattr(module, function))
+
+
+def test_a_refused_engine_gives_its_reason(monkeypatch):
+    from regard import plan as planning
+    from regard.engines import tiled
+
+    monkeypatch.setattr(planning, "ENGINES", ("reference", "tiled"))
+    planning._plan.cache_clear()
+    try:
+        told = str(matrix().plan)
+        assert "reference: stores the whole matrix" in told and "engine  tiled" in told
+        monkeypatch.setattr(tiled, "refuse", lambda *_: "not today")
+    finally:
+        planning._plan.cache_clear()
