@@ -2,8 +2,8 @@
 
     python benchmarks/look.py [--length 32768] [--dim 64]
 
-Each runs in a process of its own, so that its peak memory is its own. "Extra" is the peak resident memory above what was
-resident when q, k and v existed. Beside it: plain attention by SDPA on the same q, k and v, in the same run.
+Each runs in a process of its own, so that its peak memory is its own. "Extra" is the peak resident memory above what
+was resident when q, k and v existed. Beside it: plain attention by SDPA on the same q, k and v, in the same run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def work(what: str, length: int, dim: int) -> dict[str, float]:
         "profile()": lambda: A.profile(),
         "received()": lambda: A.received(),
         "entropy()": lambda: A.entropy(),
-        "all five summaries": lambda: A.summarize(rg.TopK(8), rg.Heatmap(512), rg.Profile(), rg.Received(), rg.Entropy()),
+        "all five summaries": lambda: A.summarize(
+            rg.TopK(8), rg.Heatmap(512), rg.Profile(), rg.Received(), rg.Entropy()
+        ),
         "product and all five": lambda: (
             A @ v,
             A.summarize(rg.TopK(8), rg.Heatmap(512), rg.Profile(), rg.Received(), rg.Entropy()),
@@ -70,7 +72,10 @@ def main() -> None:
         return
     import torch
 
-    print(f"N = {given.length}, dim = {given.dim}, one head, float32, learned T5 bias; torch {torch.__version__}, ", end="")
+    print(
+        f"N = {given.length}, dim = {given.dim}, one head, float32, learned T5 bias; torch {torch.__version__}, ",
+        end="",
+    )
     print(f"{torch.get_num_threads()} threads, {platform.machine()}")
     print(f"{'':24}{'seconds':>10}{'x SDPA':>9}{'extra MiB':>12}")
     plain = None

@@ -1,6 +1,7 @@
 """Random descriptions for property tests: any score, terms, mask, geometry and options that go together.
 
-A Case is a list of choices; `build` makes its tensors from a seed, rounded to a dtype, and (for the oracle) held in float64.
+A Case is a list of choices; `build` makes its tensors from a seed, rounded to a dtype, and held in float64 for the
+oracle.
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ def test_euclidean_is_centred_without_the_infinite_keys():
     assert lower.euclidean(q, k)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("feature", [rg.Buckets(8, 6), rg.Clipped(2), rg.Cells(16), rg.Slope(), rg.Sinusoid([0.7, 0.2])])
+@pytest.mark.parametrize(
+    "feature", [rg.Buckets(8, 6), rg.Clipped(2), rg.Cells(16), rg.Slope(), rg.Sinusoid([0.7, 0.2])]
+)
 @pytest.mark.parametrize("starts", [(0, 0), (7, 3)])
 def test_static_terms_are_tables(feature, starts):
     q, k = vectors()
@@ -114,8 +116,8 @@ def test_rotary_depends_on_displacement_only():
 @pytest.mark.parametrize("injective", [False, True])
 def test_take_and_its_gradient(injective):
     values = torch.randn(3, 40, 2, dtype=torch.float64, requires_grad=True)
-    index = torch.stack([torch.randperm(40), torch.randperm(40)]) if injective else torch.randint(40, (2, 900))
-    torch.autograd.gradcheck(lambda v: take(v, index, injective), values)
+    index = torch.stack([torch.randperm(40), torch.randperm(40)]) if injective else torch.randint(40, (2, 90))
+    torch.autograd.gradcheck(lambda v: take(v, index, injective), values, fast_mode=True)
     assert torch.equal(take(values, index, injective), values[:, index].movedim(1, 0))
 
 

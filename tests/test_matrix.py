@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support import within_budget
 
 import regard as rg
-from regard import matrix
+from regard import indexing
 
 
 def make(batch=2, heads=4, kv_heads=2, q_len=9, k_len=9, dim=8, v_dim=5, dtype=torch.float32, grad=False):
@@ -165,7 +165,9 @@ def test_every_sort_of_description_compiles_whole(kind):
     q, k, v = make(q_len=12, k_len=12, grad=True)
     keywords = {
         "grid": dict(geometry=rg.Grid(3, 4), position=rg.recipes.sam(8, (3, 4)) + rg.recipes.swin(4, (3, 4))),
-        "points": dict(geometry=rg.Points(torch.randint(9, (12, 2))), position=rg.Static(rg.OnAxis(1, rg.Buckets()), 4)),
+        "points": dict(
+            geometry=rg.Points(torch.randint(9, (12, 2))), position=rg.Static(rg.OnAxis(1, rg.Buckets()), 4)
+        ),
         "nearest": dict(mask=rg.causal & rg.nearest(3)),
         "euclidean": dict(score=rg.Euclidean(2.0)),
         "lengths": dict(mask=rg.lengths(torch.tensor([5, 9]))),
@@ -243,7 +245,7 @@ def test_a_view_of_a_large_matrix_costs_nothing():
 
 
 def test_forcing_a_large_block(monkeypatch):
-    monkeypatch.setattr(matrix, "LIMIT", 10)
+    monkeypatch.setattr(indexing, "LIMIT", 10)
     q, k, _ = make()
     A = rg.attention(q, k)
     with pytest.raises(ValueError, match="force=True"):

@@ -275,7 +275,8 @@ def test_the_parts_of_an_explanation_add_up_to_the_logit(attention, kind):
     q, k = (torch.randn(shape, dtype=torch.float64) for shape in INPUTS)
     options = {name: x.double() if hasattr(x, "double") else x for name, x in EXPLAINED[kind].items()}
     A = attention(q, k, **options)
-    steps = A.steps()
+    with torch.no_grad():
+        steps = A.steps()
     for b, h, i, j in ((0, 0, 0, 0), (0, 1, 3, 11), (1, 0, 8, 2), (1, 1, 5, 6)):
         said = A[b, h].explain(i, j)
         assert said.parts["content"] == pytest.approx(float(steps.scaled[b, h, i, j]), abs=1e-12)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .features import Constant, Feature, OnAxis
 from .geometry import Geometry, Points, pair_of
 from .masks import Mask
-from .position import Bound, FromKey, FromQuery, Position, Rotary, Static, Term, terms_of
+from .position import Bound, FromKey, FromQuery, Position, Rotary, Static, Term, terms_of, unbind
 from .scores import Dot, Score
 
 
@@ -171,7 +171,15 @@ def _check_scale(scale: float | Tensor | None, score: Score, q: Tensor) -> float
     return float(scale)
 
 
-def _check_starts(q, k, mask, q_geometry, k_geometry, q_start, k_start) -> None:
+def _check_starts(
+    q: Tensor,
+    k: Tensor,
+    mask: Mask | None,
+    q_geometry: Geometry,
+    k_geometry: Geometry,
+    q_start: int | Tensor | None,
+    k_start: int | Tensor | None,
+) -> None:
     for name, start, x, geometry in (("q", q_start, q, q_geometry), ("k", k_start, k, k_geometry)):
         if isinstance(start, Tensor):
             if start.dim() != 1 or len(start) not in (1, len(q)) or start.dtype.is_floating_point:
@@ -203,9 +211,8 @@ def _uses_order(mask: Mask) -> bool:
     return any(map(_uses_order, mask.parts())) if mask.parts() else type(mask).__name__ in ("_Causal", "_Window")
 
 
-def _check_term(term: Term | Bound, q: Tensor, k: Tensor, axes: int) -> None:
-    bound = term if isinstance(term, Bound) else None
-    term = bound.term if bound else term
+def _check_term(given: Term | Bound, q: Tensor, k: Tensor, axes: int) -> None:
+    term, bound = unbind(given)
     batch, heads, q_len, dim = q.shape
     if isinstance(term, Rotary):
         term.check(axes, dim)

@@ -2,7 +2,7 @@
 
 R is not a matrix like A but a *table from δ to a vector*. A feature is a small module that maps displacements
 [..., axes] to vectors [..., dim], or to [heads, ..., dim] when each head has its own. Position terms read it out.
-To add one, subclass Feature and write `forward`; on lines and grids every engine takes it, because the plan tabulates it.
+To add one, subclass Feature and write `forward`; on lines and grids every engine takes it, for the plan tabulates it.
 """
 
 from __future__ import annotations
@@ -166,8 +166,7 @@ class LogBuckets(OneHot):
 
     def __init__(self, count: int = 256, max_position: int | None = 512):
         super().__init__()
-        bucketed = max_position is not None
-        if count < 1 or (bucketed and (count < 4 or count % 2 or max_position <= count // 2 + 1)):
+        if count < 1 or (max_position is not None and (count < 4 or count % 2 or max_position <= count // 2 + 1)):
             raise ValueError(
                 f"count, max_position: expected an even count >= 4 and max_position > count / 2 + 1 "
                 f"(or count >= 1 and no max_position), found {count} and {max_position}"
@@ -241,6 +240,8 @@ def one_hot_from(spec: tuple) -> OneHot:
 
 class Table(Feature):
     """A learned vector per bin: R = values[bin(δ)] (eq. 8). Bins come from `clip`, from `cells` or from an `index`."""
+
+    values: Tensor
 
     def __init__(
         self,
@@ -401,6 +402,8 @@ class Network(Feature):
 class OnAxis(Feature):
     """A one-axis feature that looks at one axis of δ only."""
 
+    feature: Feature
+
     def __init__(self, axis: int, feature: Feature):
         super().__init__()
         if feature.axes != 1:
@@ -433,19 +436,23 @@ class PerAxis(Feature):
         self.parts = nn.ModuleList(OnAxis(axis, f) for axis, f in enumerate(features))
         self.dim, self.heads, self.axes = features[0].dim, features[0].heads, len(features)
 
+    def each(self) -> list[OnAxis]:
+        """The parts, one an axis."""
+        return [part for part in self.parts if isinstance(part, OnAxis)]
+
     def forward(self, delta: Tensor) -> Tensor:
-        return torch.stack([part(delta) for part in self.parts]).sum(0)
+        return torch.stack([part(delta) for part in self.each()]).sum(0)
 
     def unplaced(self) -> Tensor | None:
-        rows = [row for row in (part.unplaced() for part in self.parts) if row is not None]
+        rows = [row for row in (part.unplaced() for part in self.each()) if row is not None]
         return torch.stack(rows).sum(0) if rows else None
 
     def check(self, lo: Sequence[int], hi: Sequence[int]) -> None:
-        for part in self.parts:
+        for part in self.each():
             part.check(lo, hi)
 
     def extra_repr(self) -> str:
-        return ", ".join(part.feature.describe() for part in self.parts)
+        return ", ".join(part.feature.describe() for part in self.each())
 
 
 def check_finite(name: str, values: Tensor | None) -> None:

@@ -20,7 +20,7 @@ from .features import Constant, Feature, Network, OnAxis, OneHot, PerAxis, Sinus
 from .geometry import Geometry, Grid, Points
 from .masks import Mask, _And, _Causal, _Dense, _Keys, _Lengths, _Nearest, _Not, _Or, _Same, _Window
 from .normal import Form, Piece, Problem
-from .position import Bound, FromKey, FromQuery, Rotary, Static, Term
+from .position import Bound, FromKey, FromQuery, Rotary, Static, Term, unbind
 from .scores import Cosine, Dot, Euclidean, InverseDistance
 from .tables import check_range, compact, lookup, tabulate, take, with_zero_row
 
@@ -108,8 +108,7 @@ class _Lowering:
     # terms
 
     def term(self, term: Term | Bound) -> None:
-        bound = term if isinstance(term, Bound) else None
-        inner = bound.term if bound else term
+        inner, bound = unbind(term)
         gate = self.add(bound.gate) if bound and bound.gate is not None else -1
         label = term.describe()
         if not isinstance(self.d.q_geometry, Points):
@@ -156,7 +155,8 @@ class _Lowering:
             space: tuple = ("line",)
             if isinstance(d.q_geometry, Grid):
                 space = ("grid", axes or tuple(range(d.q_geometry.axes)))
-            bins, config = -1, ()
+            bins = -1
+            config: tuple = ()
             if isinstance(part, (OneHot, Table)):
                 rows, index = compact(part, d)
                 bins = self.add(lookup(index, d, axes)[:, None])
@@ -289,7 +289,7 @@ def fold(x: Tensor, weight: Tensor | None, rows: Tensor | None, heads: int, scal
 
 
 def addition_theorem(feature: Sinusoid, read: Tensor, side: str, d: Description, axis: int) -> tuple[Tensor, Tensor]:
-    """read · R(p_i - p_j) as <a_i, b_j>: cos(x - y) = cos x cos y + sin x sin y, sin(x - y) = sin x cos y - cos x sin y."""
+    """read · R(p_i - p_j) as <a_i, b_j>: cos(x - y) = cos x cos y + sin x sin y, and so for sin."""
     angles = []
     for name, geometry in (("q", d.q_geometry), ("k", d.k_geometry)):
         at = d.positions(name)
@@ -341,14 +341,17 @@ def mask_form(mask: Mask, operands: list[Tensor], allowed: tuple | None) -> tupl
         return ("same", add(mask.q_ids[:, None]), add(mask.k_ids[:, None]))
     if isinstance(mask, _Dense):
         return ("dense", add(mask.values))
-    assert isinstance(mask, _Nearest)
-    return ("nearest", mask.count, allowed)
+    if isinstance(mask, _Nearest):
+        return ("nearest", mask.count, allowed)
+    raise TypeError(
+        f"mask: {type(mask).__name__} has no normal form; combine the masks of regard.masks, or use dense()"
+    )
 
 
 def _by_axis(feature: Feature) -> list[tuple[Feature, int | None]]:
     """A feature as one-axis parts where it is a sum of such; else itself, on all axes."""
     if isinstance(feature, PerAxis):
-        return [(part.feature, part.axis) for part in feature.parts]
+        return [(part.feature, part.axis) for part in feature.each()]
     if isinstance(feature, OnAxis):
         return [(feature.feature, feature.axis)]
     return [(feature, None)]

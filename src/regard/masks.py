@@ -136,6 +136,8 @@ class _Not(_Combination):
 
 
 class _Causal(Mask):
+    """The key is not after the query."""
+
     def visible(self, pairs: Pairs) -> Tensor:
         return (pairs.flat >= 0).unsqueeze(1)
 
@@ -143,7 +145,6 @@ class _Causal(Mask):
         return "causal"
 
 
-#: The key is not after the query.
 causal = _Causal()
 
 
@@ -154,12 +155,12 @@ class _Window(Mask):
         self.lo, self.hi, self.name = lo, hi, name
 
     def visible(self, pairs: Pairs) -> Tensor:
-        if not isinstance(self.lo, tuple):
+        if not isinstance(self.lo, tuple) and not isinstance(self.hi, tuple):
             lo = True if self.lo is None else pairs.flat >= self.lo
             hi = True if self.hi is None else pairs.flat <= self.hi
             seen = (pairs.flat == pairs.flat) & lo & hi
         else:
-            assert isinstance(self.hi, tuple)
+            assert isinstance(self.lo, tuple) and isinstance(self.hi, tuple)
             seen = pairs.placed
             for axis, (lo, hi) in enumerate(zip(self.lo, self.hi, strict=True)):
                 seen = seen & (pairs.delta[..., axis] >= lo) & (pairs.delta[..., axis] <= hi)
@@ -174,7 +175,7 @@ class _Window(Mask):
 
 
 def window(left: int | tuple[int, ...] | None, right: int | tuple[int, ...] | None = 0) -> Mask:
-    """Keys at most `left` before and `right` after the query (None: no bound). Tuples: per axis of a grid, either way."""
+    """Keys at most `left` before and `right` after the query (None: no bound). Tuples: on each axis of a grid."""
     if isinstance(left, tuple) or isinstance(right, tuple):
         if not isinstance(left, tuple) or not isinstance(right, tuple) or len(left) != len(right):
             raise ValueError(f"window: expected two integers or two tuples of one length, found {left} and {right}")

@@ -1,13 +1,13 @@
 """A as a value: multiplied, sliced, summarised and explained, never stored.
 
-`attention(...)` describes A and computes nothing. Each method that computes is one pass over its strips. A[b, h] is again
-such a value; an index into queries or keys gives numbers. Products, slices, logits, lse and bands are differentiable.
+`attention(...)` describes A and computes nothing. Each method that computes is one pass over its strips. A[b, h] is
+again such a value; an index into queries or keys gives numbers. Products, slices, logits, lse and bands are
+differentiable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import EllipsisType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from .description import Description, check_values, describe
 from .engines import ops
 from .geometry import Geometry
+from .indexing import Index, check_size, human_size, kinds, single, span, span_length
 from .lower import lower
 from .masks import Mask, induction
 from .normal import Problem
@@ -41,12 +42,8 @@ from .summaries import (
     TopK,
 )
 
-#: numbers a slice may have before it must be forced
-LIMIT = 1 << 26
 #: logits held at a time while rows are read
 ROWS = 1 << 22
-
-Index = int | slice | EllipsisType | Sequence[int] | Tensor
 
 
 def attention(
@@ -158,7 +155,7 @@ class AttentionMatrix:
         parts += [term.describe() for term in d.terms]
         parts += [f"mask {d.mask}"] if d.mask is not None else []
         parts += ["reversed"] if "reverse" in self._selection else []
-        return f"AttentionMatrix({', '.join(parts)}; dense it would take {_size(self.shape.numel(), self.dtype)})"
+        return f"AttentionMatrix({', '.join(parts)}; dense it would take {human_size(self.shape.numel(), self.dtype)})"
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -199,7 +196,7 @@ class AttentionMatrix:
             "summarise it (A.topk, A.heatmap, ...), or make it dense on purpose (A.dense())"
         )
 
-    def __getitem__(self, index: Index | tuple[Index, ...]) -> AttentionMatrix | Tensor:
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> Any:
         """Batch and head indices give a lazy A; an index into queries or keys gives exact weights as a tensor."""
         chosen, rows, cols = self._split(index)
         if rows is None and cols is None:
@@ -237,7 +234,7 @@ class AttentionMatrix:
         return self.block(slice(None), slice(None), force=force)
 
     def band(self, width: int) -> Tensor:
-        """The weights near the diagonal, [.., q_len, 2 width + 1]: keys from `width` before to `width` after each query.
+        """The weights near the diagonal, [.., q_len, 2 width + 1]: keys from `width` before to `width` after a query.
 
         Entry t is the key at the query's position + t - width; 0 where there is no such key. For relative values
         (VITS): y = A @ v + A.band(4) @ R.
@@ -253,11 +250,11 @@ class AttentionMatrix:
         return AttentionMatrix(self._description, (*self._selection, "reverse"), self._dropped, self._seen)
 
     def steps(self, v: Tensor | None = None, *, force: bool = False) -> Any:
-        """Every step of the pipeline, dense, by the definition: scores, scaled, terms, logits, mask, weights, output."""
+        """Every step of the pipeline, dense, by the definition: scores, terms, logits, mask, weights, output."""
         self._check_unchanged()
         if "reverse" in self._selection:
             raise ValueError("steps: A.reversed() has no steps of its own; take them from A")
-        _check_size(self.shape.numel(), self.dtype, force, "A.steps(v, force=True)")
+        check_size(self.shape.numel(), self.dtype, force, "A.steps(v, force=True)")
         for axis, gone in enumerate(self._dropped):
             v = v.unsqueeze(axis) if gone and v is not None else v
         whole = definition().steps(self._description)
@@ -274,15 +271,15 @@ class AttentionMatrix:
         if self._dropped != (True, True):
             raise ValueError("explain: choose a batch row and a head first, as in A[0, 3].explain(7, 5)")
         q_len, k_len = self.shape
-        i, j = _single(i, q_len, "i"), _single(j, k_len, "j")
+        i, j = single(i, q_len, "i"), single(j, k_len, "j")
         problem = self._still
         with torch.no_grad():
             parts = {label: float(x) for label, x in universal().explain(problem, i, j).items()}
             if problem.plain is not None:
                 parts = self._split_rotation(parts, problem, i, j)
-            logit = float(self.logits[i, j])
+            logit = float(self._block(i, j, force=False, logits=True))
             lse = float(self.lse[i])
-            weight = float(self[i, j])
+            weight = float(self.block(i, j))
         return Explanation(parts, logit, logit > float("-inf"), lse, weight)
 
     # Summaries
@@ -415,27 +412,28 @@ class AttentionMatrix:
         """An index as: the lazy A of its batch and head part, and its query and key parts (None where absent)."""
         index = index if isinstance(index, tuple) else (index,)
         axes = 4 - sum(self._dropped)
-        if sum(x is Ellipsis for x in index) > 1 or len(index) - (Ellipsis in _kinds(index)) > axes:
+        if sum(x is Ellipsis for x in index) > 1 or len(index) - (Ellipsis in kinds(index)) > axes:
             raise IndexError(f"A has {axes} axes {list(self.shape)}, found {len(index)} indices")
-        if Ellipsis in _kinds(index):
-            at = _kinds(index).index(Ellipsis)
+        if Ellipsis in kinds(index):
+            at = kinds(index).index(Ellipsis)
             index = index[:at] + (slice(None),) * (axes - len(index) + 1) + index[at + 1 :]
         index = (*index, *(slice(None),) * (axes - len(index)))
         if sum(not isinstance(x, (int, slice)) for x in index) > 1:
             raise IndexError("A: index one axis with a list or a tensor at a time")
         lead, (rows, cols) = list(index[:-2]), index[-2:]
-        sizes, dropped, step = self._still.sizes, list(self._dropped), []
+        sizes, dropped = self._still.sizes, list(self._dropped)
+        step: list[slice | Tensor] = []
         for axis in range(2):
             if self._dropped[axis]:
                 step.append(slice(None))
                 continue
             part = lead.pop(0)
             if isinstance(part, int):
-                at = _single(part, sizes[axis], ("batch", "head")[axis])
+                at = single(part, sizes[axis], ("batch", "head")[axis])
                 step.append(slice(at, at + 1))
                 dropped[axis] = True
             else:
-                step.append(_span(part, sizes[axis], ("batch", "head")[axis], self.device)[0])
+                step.append(span(part, sizes[axis], ("batch", "head")[axis], self.device)[0])
         chosen, all_of_it = self, True
         for part, size in zip(step, sizes, strict=False):
             all_of_it &= isinstance(part, slice) and part.indices(size) == (0, size, 1)
@@ -449,10 +447,10 @@ class AttentionMatrix:
     def _block(self, rows: Index, cols: Index, force: bool, logits: bool) -> Tensor:
         problem = self._problem()
         batch, heads, q_len, k_len = problem.sizes
-        r, r_gone = _span(rows, q_len, "query", self.device)
-        c, c_gone = _span(cols, k_len, "key", self.device)
-        n = batch * heads * _length(r) * _length(c)
-        _check_size(n, self.dtype, force, "A.block(rows, cols, force=True) or A.dense(force=True)")
+        r, r_gone = span(rows, q_len, "query", self.device)
+        c, c_gone = span(cols, k_len, "key", self.device)
+        n = batch * heads * span_length(r) * span_length(c)
+        check_size(n, self.dtype, force, "A.block(rows, cols, force=True) or A.dense(force=True)")
         tile = self.plan.module.tile
         with self._own_precision():
             if logits:
@@ -507,11 +505,12 @@ class Logits:
     def shape(self) -> torch.Size:
         return self._matrix.shape
 
-    def __getitem__(self, index: Index | tuple[Index, ...]) -> Logits | Tensor:
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> Any:
         chosen, rows, cols = self._matrix._split(index)
         if rows is None and cols is None:
             return Logits(chosen)
-        return chosen._block(*(slice(None) if x is None else x for x in (rows, cols)), force=False, logits=True)
+        rows, cols = (slice(None) if x is None else x for x in (rows, cols))
+        return chosen._block(rows, cols, force=False, logits=True)
 
     def dense(self, *, force: bool = False) -> Tensor:
         """All logits as a tensor. Above a size it must be forced."""
@@ -557,60 +556,3 @@ def _pick(x: Any, batch: Any, heads: Any) -> Any:
     if isinstance(x, dict):
         return {name: _pick(y, batch, heads) for name, y in x.items()}
     return None if x is None else x[batch][:, heads]
-
-
-def _kinds(index: tuple) -> list:
-    return [x if x is Ellipsis else None for x in index]
-
-
-def _single(value: Any, size: int, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise IndexError(f"{name}: expected an integer, found {value!r}")
-    if not -size <= value < size:
-        raise IndexError(f"{name}: expected an index from {-size} to {size - 1}, found {value}")
-    return value % size
-
-
-def _numbers(value: Any, size: int, device: torch.device) -> Tensor:
-    numbers = torch.as_tensor(value, device=device)
-    if numbers.dtype == torch.bool:
-        numbers = numbers.nonzero().squeeze(-1) if numbers.shape == (size,) else numbers
-    if numbers.dim() != 1 or numbers.dtype.is_floating_point or numbers.dtype == torch.bool:
-        raise IndexError(
-            f"index: expected whole numbers or {size} booleans, found {numbers.dtype} {list(numbers.shape)}"
-        )
-    if len(numbers) and not (-size <= int(numbers.min()) and int(numbers.max()) < size):
-        raise IndexError(f"index: expected from {-size} to {size - 1}, found {numbers.min()} to {numbers.max()}")
-    return numbers.long() % size if size else numbers.long()
-
-
-def _span(index: Any, size: int, name: str, device: torch.device) -> tuple[slice | Tensor, bool]:
-    """A query or key index as a plain slice or index tensor, and whether its axis goes away."""
-    if isinstance(index, slice):
-        first, last, step = index.indices(size)
-        if step == 1:
-            return slice(first, max(first, last)), False
-        return torch.tensor(range(first, last, step), dtype=torch.long, device=device), False
-    if isinstance(index, int):
-        at = _single(index, size, name)
-        return slice(at, at + 1), True
-    return _numbers(index, size, device), False
-
-
-def _length(span: slice | Tensor) -> int:
-    return span.stop - span.start if isinstance(span, slice) else len(span)
-
-
-def _size(numbers: int, dtype: torch.dtype) -> str:
-    size, units = float(numbers * dtype.itemsize), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{size:.3g} {units[0]}"
-
-
-def _check_size(numbers: int, dtype: torch.dtype, force: bool, how: str) -> None:
-    if numbers > LIMIT and not force:
-        raise ValueError(
-            f"this would be {numbers:,} numbers, {_size(numbers, dtype)}; take fewer queries or keys, a summary "
-            f"(A.heatmap, A.topk), or say {how}"
-        )

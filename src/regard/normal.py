@@ -3,8 +3,8 @@
     logit[i, j] = scale_ij * content(q_i, k_j) + sum of pieces(i, j)
 
 `Form` is structure: small, hashable, free of lengths, and written as text into the operators, so that a compiled model
-does not depend on a length. `Problem` is a form with its tensors. Every operand has leading axes [batch or 1, heads or 1],
-heads being the query heads or the shared ones, so that indexing A indexes all of them alike.
+does not depend on a length. `Problem` is a form with its tensors. Every operand has leading axes [batch or 1, heads or
+1], heads being the query heads or the shared ones, so that indexing A indexes all of them alike.
 
 Pieces, by kind (operands in order):
     vector   x [.., q_len or 1, k_len or 1]        added as it is
@@ -17,7 +17,7 @@ Pieces, by kind (operands in order):
 
 A space says how a pair becomes an index:
     ("line",)                      i - j + k_len - 1, whatever the starts: tables begin at the smallest displacement met
-    ("grid", axes)                 row-major over those axes' displacements, then three entries: query, key, or both unplaced
+    ("grid", axes)                 row-major over these axes' displacements, then three entries: query, key, both alone
     ("points", index, axis, sign)  the index map named by `index` of sign * (p_i - p_j), then the same three entries
 """
 
@@ -74,7 +74,7 @@ class Problem(NamedTuple):
     def sizes(self) -> tuple[int, int, int, int]:
         return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
 
-    def select(self, batch, heads) -> Problem:
+    def select(self, batch: slice | Tensor, heads: slice | Tensor) -> Problem:
         """The same problem for some batch rows and query heads (slices or index tensors)."""
         count = self.q.shape[1]
 
@@ -164,7 +164,8 @@ def decode(spec: str) -> tuple[str, Form]:
 
 def plain_tuple(form: Form) -> tuple:
     """A form as nested plain tuples."""
-    return tuple(form._replace(pieces=tuple(tuple(piece) for piece in form.pieces)))  # type: ignore[arg-type]
+    pieces: Any = tuple(tuple(piece) for piece in form.pieces)
+    return tuple(form._replace(pieces=pieces))
 
 
 def _add(operands: list[Tensor], x: Tensor) -> int:

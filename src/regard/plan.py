@@ -18,7 +18,7 @@ from .normal import Form, Piece, decode, plain_tuple
 
 log = logging.getLogger("regard")
 
-#: engines from the fastest to the one that takes anything; the last is only for the asking
+#: engines from the fastest to the slowest; the last stores A and runs only when asked: the one before it takes all
 ENGINES = ("tiled", "reference")
 
 
@@ -60,28 +60,28 @@ def plan(form: Form, device: torch.device, dtype: torch.dtype, engine: str | Non
     return _plan(plain_tuple(form), device.type, str(dtype).removeprefix("torch."), engine)
 
 
-@torch.compiler.assume_constant_result
 def plan_spec(form: tuple, device: str, dtype: str, engine: str | None) -> str:
     """A plan's text: what is left of planning in a compiled graph."""
     return _plan(form, device, dtype, engine).spec
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler, which takes a second.
+plan_spec._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(form: tuple, device: str, dtype: str, engine: str | None) -> Plan:
     if engine is not None and engine not in ENGINES:
         raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, found {engine!r}")
-    refused: list[tuple[str, str]] = []
-    chosen = engine
     structure = decode(repr(("", form)))[1]
-    for name in ENGINES:
-        if chosen is not None:
-            break
-        reason = engine_module(name).refuse(structure, device, dtype)
+    refused: list[tuple[str, str]] = []
+    for chosen in ENGINES if engine is None else (engine,):
+        reason = engine_module(chosen).refuse(structure, device, dtype)
         if reason is None:
-            chosen = name
-        else:
-            refused.append((name, reason))
-    assert chosen is not None, refused
+            break
+        refused.append((chosen, reason))
+    else:
+        raise ValueError("engine: " + "; ".join(f"{name} cannot run this: {reason}" for name, reason in refused))
     made = Plan(chosen, structure, device, dtype, tuple(refused), repr((chosen, form)))
     log.debug("new plan\n%s", made)
     return made

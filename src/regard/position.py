@@ -7,8 +7,8 @@ A term is features R(δ) and a readout:
     FromKey     (k_j + c)ᵀ W R(δ)            the key does (DeBERTa's second term)
     Rotary      <rot(q_i), rot(k_j)> - <q_i, k_j>
 
-Terms are modules: they train, move between devices and save with `state_dict`. `a + b` adds terms. `term.bind(...)` gives
-a term something that exists only for one call: a gate for each query, or another query than the attention's.
+Terms are modules: they train, move between devices and save with `state_dict`. `a + b` adds terms. `term.bind(...)`
+gives a term something that exists only for one call: a gate for each query, or another query than the attention's.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def _count_heads(heads: int | None, features: Feature) -> int:
 class Static(Term):
     """vᵀ R(δ), with v one vector a head ([heads, dim]) or one for all ([1, dim])."""
 
+    readout: Tensor
+
     def __init__(
         self, features: Feature, heads: int | None = None, *, readout: Tensor | None = None, scale: float = 1.0
     ):
@@ -80,6 +82,9 @@ class Static(Term):
 
 class _FromContent(Term):
     """(x + c)ᵀ W R(δ) for x the query or the key."""
+
+    weight: Tensor | None
+    offset: Tensor | None
 
     def __init__(
         self,
@@ -112,7 +117,7 @@ class _FromContent(Term):
         weight: bool = True,
         offset: bool = False,
         scale: float = 1.0,
-    ):
+    ) -> _FromContent:
         """A fresh term for vectors of this dim: W (identity when `weight` is false) and c (none unless asked)."""
         return cls(
             features,
@@ -196,6 +201,11 @@ class Rotary(Term):
             turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
         turned = turned.flatten(-2).to(x.dtype)
         return torch.cat([turned, x[..., rotated:]], dim=-1) if rotated < x.shape[-1] else turned
+
+
+def unbind(term: Term | Bound) -> tuple[Term, Bound | None]:
+    """A term, and what one call gives it."""
+    return (term.term, term) if isinstance(term, Bound) else (term, None)
 
 
 class Bound(Position):

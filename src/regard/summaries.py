@@ -1,7 +1,8 @@
 """Summaries of A: exact, from one pass over strips, never storing A (maths.md, eq. 26 to 33).
 
-A summary is start / update / merge / finish. An engine shows it strips (whole rows of weights, with logits, mask and places);
-it keeps a state that can be merged with another part's and finished into a result. To add one, subclass Summary.
+A summary is start / update / merge / finish. An engine shows it strips (whole rows of weights, with logits, mask and
+places); it keeps a state that can be merged with another part's and finished into a result. To add one, subclass
+Summary.
 
 A strip offers: weights, logits, visible (0 and 1), lse; batch, heads, rows, cols (slices of the whole);
 pairs(mask) and add_by_displacement(total, x).
@@ -29,7 +30,7 @@ class Pooled(NamedTuple):
     """A in cells of rows x columns: sums, visible pairs and maxima, each [.., cells, cells]."""
 
     sum: Tensor
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]
     max: Tensor
     cell: tuple[int, int]  # queries and keys in a cell; the last cells may have fewer
 
@@ -55,8 +56,7 @@ class Summary:
 
     def merge(self, a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
         """The state of two parts of A that share no pair."""
-        how = {"sum": torch.add, "max": torch.maximum}
-        return [how[join](x, y) for join, x, y in zip(self.joins, a, b, strict=True)]
+        return [torch.maximum(x, y) if join == "max" else x + y for join, x, y in zip(self.joins, a, b, strict=True)]
 
     def finish(self, state: list[Tensor], problem: Problem) -> Any:
         """The result, with leading axes [batch, heads]."""
@@ -140,7 +140,7 @@ class Heatmap(Summary):
 
     def update(self, state: list[Tensor], strip: Any) -> None:
         high, wide = self.cell(strip.problem)
-        if not strip.weights.shape[-1]:
+        if not strip.weights.numel():
             return
         first, last = strip.cols.start // wide, (strip.cols.stop - 1) // wide
         pad = strip.cols.start - first * wide, (last + 1) * wide - strip.cols.stop
@@ -157,7 +157,8 @@ class Heatmap(Summary):
         state[2][at] = torch.maximum(state[2][at], peak)
 
     def finish(self, state: list[Tensor], problem: Problem) -> Pooled:
-        return Pooled(*state, self.cell(problem))
+        total, count, peak = state
+        return Pooled(total, count, peak, self.cell(problem))
 
 
 def _columns(x: Tensor, pad: tuple[int, int], wide: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,7 @@ def _(values: Tensor, index: Tensor, injective: bool) -> Tensor:
 
 @torch.library.custom_op("regard::take_backward", mutates_args=())
 def take_backward(grad: Tensor, index: Tensor, rows: int, injective: bool) -> Tensor:
-    """Sums of grad [b, h, m, f] by index: by scattering where no two entries of a row meet, else by one-hot products."""
+    """Sums of grad [b, h, m, f] by index: scattered where no two entries of a row meet, else by one-hot products."""
     b, h, m, f = grad.shape
     total = grad.new_zeros(h, rows, f)
     if injective:
@@ -47,13 +49,13 @@ def _(grad: Tensor, index: Tensor, rows: int, injective: bool) -> Tensor:
     return grad.new_empty(grad.shape[1], rows, grad.shape[3])
 
 
-def _take_setup(ctx, inputs, output) -> None:
+def _take_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
     values, index, injective = inputs
     ctx.save_for_backward(index)
     ctx.rows, ctx.injective = values.shape[1], injective
 
 
-def _take_grad(ctx, grad: Tensor):
+def _take_grad(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     (index,) = ctx.saved_tensors
     return take_backward(grad, index, ctx.rows, ctx.injective), None, None
 

@@ -6,6 +6,7 @@ A plan travels as text, its tensors as a list; nothing about lengths is in the t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ def attend(problem: Problem, v: Tensor, engine: str | None) -> tuple[Tensor, Ten
 
 
 def settle(problem: Problem, engine: str | None, known: list[Tensor]) -> Problem:
-    """Masks that depend on the scores, turned into chosen keys (eq. 17). `known` remembers them from one use to the next."""
+    """Masks that depend on the scores, turned into chosen keys (eq. 17). `known` keeps them for the next use."""
     mask = problem.form.mask
     if mask is None or not _scored(mask):
         return problem
@@ -87,7 +88,9 @@ def forward(
 
 
 @forward.register_fake
-def _(q, k, v, operands, starts, scale, spec):
+def _(
+    q: Tensor, k: Tensor, v: Tensor, operands: Sequence[Tensor], starts: Sequence[int], scale: float, spec: str
+) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     return v.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=wide)
 
@@ -115,21 +118,22 @@ def backward(
 
 
 @backward.register_fake
-def _(q, k, v, out, lse, d_out, d_lse, operands, needs, starts, scale, spec):
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
+    operands, needs = rest[4], rest[5]
     like = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
     for x, need in zip(operands, needs, strict=True):
         like.append(torch.empty_like(x, memory_format=torch.contiguous_format) if need else q.new_empty(0))
     return like
 
 
-def _setup(ctx, inputs, output) -> None:
+def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
     q, k, v, operands, starts, scale, spec = inputs
     ctx.save_for_backward(q, k, v, *output, *operands)
     ctx.needs = [x.requires_grad for x in operands]
     ctx.rest = list(starts), scale, spec
 
 
-def _grad(ctx, d_out: Tensor | None, d_lse: Tensor | None):
+def _grad(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple:
     q, k, v, out, lse, *operands = ctx.saved_tensors
     d_out = torch.zeros_like(out) if d_out is None else d_out
     d_lse = torch.zeros_like(lse) if d_lse is None else d_lse
@@ -141,7 +145,7 @@ def _grad(ctx, d_out: Tensor | None, d_lse: Tensor | None):
 forward.register_autograd(_grad, setup_context=_setup)
 
 
-def _refuse_twice(ctx, *grads):
+def _refuse_twice(ctx: Any, *grads: Any) -> None:
     raise RuntimeError("regard: the gradient of a gradient of A @ v is not available; use engine='reference' for it")
 
 
@@ -161,11 +165,13 @@ def nearest(
 
 
 @nearest.register_fake
-def _(q, k, operands, starts, scale, spec, count):
+def _(
+    q: Tensor, k: Tensor, operands: Sequence[Tensor], starts: Sequence[int], scale: float, spec: str, count: int
+) -> Tensor:
     return q.new_empty(*q.shape[:3], count, dtype=torch.long)
 
 
-def _refuse_vmap(info, in_dims, *args, **kwargs):
+def _refuse_vmap(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> None:
     raise RuntimeError(
         "regard: vmap over A @ v is not available; put the mapped axis into the batch axis of q, k and v"
     )

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ..description import Description
+from ..features import Feature
 from ..masks import Mask, Pairs
 from ..normal import Form, Problem
-from ..position import Bound, FromKey, FromQuery, Rotary, Static
+from ..position import FromKey, FromQuery, Rotary, Static, unbind
 from ..scores import Cosine, Dot, Euclidean, InverseDistance, Score
 
 #: The logit of a key at distance zero under InverseDistance: large enough that it takes all the weight.
@@ -54,8 +55,7 @@ def steps(d: Description, v: Tensor | None = None, dtype: torch.dtype | None = N
 
     terms: dict[str, Tensor] = {}
     for term in d.terms:
-        bound = term if isinstance(term, Bound) else None
-        inner = bound.term if bound else term
+        inner, bound = unbind(term)
         if isinstance(inner, Rotary):  # eq. 14
             turned = score(
                 d.score,
@@ -114,7 +114,7 @@ def score(kind: Score, q: Tensor, k: Tensor) -> Tensor:
     return far.masked_fill(met, EXACT_MATCH if kind.power > 0 else -torch.inf)
 
 
-def _features(features, delta: Tensor, no_q: Tensor, no_k: Tensor, dtype: torch.dtype) -> Tensor:
+def _features(features: Feature, delta: Tensor, no_q: Tensor, no_k: Tensor, dtype: torch.dtype) -> Tensor:
     """R for every pair: [batch or 1, heads or 1, q_len, k_len, dim]. Pairs without a displacement read `unplaced`."""
     alone = no_q.unsqueeze(-1) | no_k.unsqueeze(-2)
     R = features(delta.masked_fill(alone.unsqueeze(-1), 0)).to(dtype)
@@ -163,8 +163,8 @@ def _unique(name: str, taken: dict[str, Tensor]) -> str:
 
 
 def refuse(form: Form, device: str, dtype: str) -> str | None:
-    """Why this engine is not chosen by itself."""
-    return "stores the whole matrix: only when asked for"
+    """Why this engine cannot run a form: it defines them all."""
+    return None
 
 
 class Dense(NamedTuple):
@@ -238,6 +238,8 @@ class Whole:
     def add_by_displacement(self, total: Tensor, x: Tensor) -> None:
         """Sums over pairs of one displacement, in table order: the definition, one displacement at a time."""
         pairs, form = self._pairs(), self.problem.form
+        if not x.numel():
+            return
         if form.q_geometry[0] == "grid":
             low = 1 - torch.tensor(form.k_geometry[1])
             ends = torch.tensor(form.q_geometry[1])
@@ -250,6 +252,10 @@ class Whole:
 
     def _pairs(self) -> Pairs:
         d: Description = self.problem.description
+
+        def pick(x: Tensor, step: tuple) -> Tensor:
+            return x[step[0]] if x.shape[0] > 1 else x
+
         places = []
         for side, geometry in (("q", d.q_geometry), ("k", d.k_geometry)):
             at = d.positions(side)
@@ -259,7 +265,7 @@ class Whole:
             if step == "reverse":
                 places.reverse()
             else:
-                places = [tuple(x[step[0]] if x.shape[0] > 1 else x for x in side) for side in places]
+                places = [(pick(a, step), pick(b, step), pick(c, step)) for a, b, c in places]
         (q_at, q_place, q_placed), (k_at, k_place, k_placed) = places
         delta = q_place.unsqueeze(-2) - k_place.unsqueeze(-3)
         return Pairs(q_at, k_at, delta, q_placed.unsqueeze(-1) & k_placed.unsqueeze(-2), self.logits)

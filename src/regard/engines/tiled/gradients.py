@@ -27,7 +27,7 @@ class Gradients:
         total = self.operands[slot]
         if total is None:
             return
-        accumulate(total[(slice(None), slice(None), *at)], grad)
+        accumulate(total[(slice(None),) * 2 + at], grad)
 
     def add_cut(self, slot: int, grad: Tensor, rows: Span, cols: Span) -> None:
         """The same for an operand [.., q_len or 1, k_len or 1]."""

@@ -50,7 +50,6 @@ def gated(piece: Piece, p: Problem, rows: Span, cols: Span) -> Tensor:
 def piece_value(piece: Piece, p: Problem, rows: Span, cols: Span) -> Tensor:
     """A piece on a tile, before its gate; broadcasts to [batch, heads, rows, cols]."""
     x = p.operands[piece.slots[0]]
-    straight = piece.space == ("line",) and isinstance(rows, slice) and isinstance(cols, slice)
     if piece.kind == "vector":
         return cut(x, rows, cols)
     if piece.kind == "dot":
@@ -60,7 +59,7 @@ def piece_value(piece: Piece, p: Problem, rows: Span, cols: Span) -> Tensor:
     if piece.kind == "network":
         return network(piece, p, rows, cols)[-1]
     if piece.kind == "table":
-        if straight:
+        if piece.space == ("line",) and isinstance(rows, slice) and isinstance(cols, slice):
             low, width = line_range(p, rows, cols)
             turned = x[..., low : low + width].flip(-1)
             return turned.unfold(-1, span_length(cols), 1).flip(-2) if width else x[..., None, :0]
@@ -70,7 +69,7 @@ def piece_value(piece: Piece, p: Problem, rows: Span, cols: Span) -> Tensor:
     table = p.operands[piece.slots[1]]
     across = piece.kind == "key"
     x = x[:, :, cols if across else rows]
-    if straight:
+    if piece.space == ("line",) and isinstance(rows, slice) and isinstance(cols, slice):
         low, width = line_range(p, rows, cols)
         part = table[:, :, low : low + width]
         meeting = x @ (part if across else part.flip(-2)).mT

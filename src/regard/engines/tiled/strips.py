@@ -31,7 +31,7 @@ class Block(NamedTuple):
 
 
 def ready(problem: Problem) -> Problem:
-    """The problem as tiles want it: in the computing precision, bins expanded to displacements, shared operands to heads."""
+    """The problem as tiles want it: computing precision, bins expanded to displacements, shared operands to heads."""
     wide, heads = wide_type(problem), problem.q.shape[1]
     operands = [x.to(wide) if x.dtype.is_floating_point else x for x in problem.operands]
     operands = [each_head(x, heads) for x in operands]
@@ -79,6 +79,8 @@ class Strip:
     def add_by_displacement(self, total: Tensor, x: Tensor) -> None:
         """Add the sums of x over pairs of one displacement to total [batch, heads, n] (n of the whole geometry)."""
         form = self.problem.form
+        if not x.numel():
+            return
         if form.q_geometry[0] == "line":
             low, sums = diagonal_sums(x, self.rows, self.cols, self.problem.k.shape[2])
             total[self.batch, self.heads, low : low + sums.shape[-1]] += sums
