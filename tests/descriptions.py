@@ -55,15 +55,17 @@ class Case:
     v_dim: int
     dropout: float = 0.0
 
-    def build(self, dtype: torch.dtype = torch.float32, exact: bool = False, nudge: bool = False) -> Built:
-        return Built(self, dtype, exact, nudge)
+    def build(
+        self, dtype: torch.dtype = torch.float32, exact: bool = False, nudge: bool = False, device: str = "cpu"
+    ) -> Built:
+        return Built(self, dtype, exact, nudge, device)
 
 
 class Built:
     """The tensors of a case: q, k, v, the arguments of `attention`, and every leaf that wants a gradient."""
 
-    def __init__(self, case: Case, dtype: torch.dtype, exact: bool, nudge: bool):
-        self.case, self.dtype, self.exact, self.nudge = case, dtype, exact, nudge
+    def __init__(self, case: Case, dtype: torch.dtype, exact: bool, nudge: bool, device: str):
+        self.case, self.dtype, self.exact, self.nudge, self.device = case, dtype, exact, nudge, device
         self.random = torch.Generator().manual_seed(case.seed)
         self.leaves: dict[str, Tensor] = {}
         axes = len(case.q_shape)
@@ -95,16 +97,17 @@ class Built:
         dtype = dtype or self.dtype
         drawn = torch.randn(*shape, generator=self.random, dtype=torch.float64).to(dtype)
         if not self.exact:
-            return drawn
+            return drawn.to(self.device)
         sign = 1 - 2 * (torch.arange(drawn.numel()).reshape(drawn.shape) * 7 // 3 % 2)
-        return drawn.double() * (1 + sign * torch.finfo(dtype).eps * self.nudge)
+        return (drawn.double() * (1 + sign * torch.finfo(dtype).eps * self.nudge)).to(self.device)
 
     def whole(self, low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, max(high, low + 1), shape, generator=self.random)
+        return torch.randint(low, max(high, low + 1), shape, generator=self.random).to(self.device)
 
     def module(self, made: nn.Module) -> Any:
         """A term with random parameters, rounded to the dtype that parameters have beside q of this dtype."""
         own = torch.float32 if self.dtype in (torch.bfloat16, torch.float16) else self.dtype
+        made.to(self.device)
         for name, p in made.named_parameters():
             p.data = self.numbers(*p.shape, dtype=own)
             self.leaves[f"{len(self.leaves)} {name}"] = p

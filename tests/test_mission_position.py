@@ -241,7 +241,9 @@ def test_a_class_token_has_no_place(attention):
     with torch.no_grad():
         term.readout.copy_(torch.arange(12.0))
     grid = rg.Grid(2, 2, unplaced=1)
-    logits = attention(nothing(5), nothing(5), geometry=grid, position=term).logits.dense()[0, 0]
+    A = attention(nothing(5), nothing(5), geometry=grid, position=term)
+    logits = A.logits.dense()[0, 0]
+    assert torch.equal(A.reversed().logits.dense()[0, 0], logits.mT)
     assert logits[0].tolist() == [11, 9, 9, 9, 9] and logits[1:, 0].tolist() == [10, 10, 10, 10]
     patches = attention(nothing(4), nothing(4), geometry=rg.Grid(2, 2), position=term).logits.dense()[0, 0]
     assert torch.equal(logits[1:, 1:], patches)
@@ -257,7 +259,8 @@ def test_points_that_list_a_grid_are_that_grid(attention, whole):
     q, k = torch.randn(2, 2, 6, 4), torch.randn(2, 1, 6, 4)
     coords = torch.tensor(cells_of(2, 3))
     terms = [rg.Static(rg.Slope(2), 2), rg.Static(rg.Network(2, axes=2, hidden=4)), rg.Rotary()]
-    terms.append(rg.FromQuery.learn(rg.PerAxis(rg.Sinusoid(OMEGA), rg.Sinusoid([0.1, 2.0])), 4, 2))
+    per_axis = rg.PerAxis(rg.Sinusoid(OMEGA), rg.Sinusoid([0.1, 2.0]))
+    terms += [rg.FromQuery.learn(per_axis, 4, 2), rg.FromKey.learn(per_axis, 4, 2)]
     if whole:  # bins need whole coordinates
         terms += [rg.Static(rg.Cells(2, 3), 2), rg.recipes.sam(4, (2, 3))]
     mask = rg.window((0, 2), (1, 2))

@@ -108,6 +108,18 @@ def test_terms_see_q_and_k_as_given(attention):
     judge(A.logits.dense(), formula, q, k, term, what="rotary")
 
 
+def test_a_constant_is_a_bias_per_query_or_per_key(attention):
+    q, k = content()
+    for kind in (rg.FromQuery, rg.FromKey):
+        term = kind.learn(rg.Constant(), DIM, HEADS)
+
+        def formula(q, k, u, kind=kind):
+            one = lambda b, h, i, j, d: (q[b, h, i] if kind is rg.FromQuery else k[b, h // 2, j]) @ u[h, :, 0]  # noqa: E731
+            return scaled_dot(q, k) + by_pairs(one, q.dtype)
+
+        judge(attention(q, k, position=term).logits.dense(), formula, q, k, term.weight, what=kind.__name__)
+
+
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
 def test_terms_add(attention, order):
     q, k = content()
@@ -201,8 +213,8 @@ def test_on_a_grid_the_axes_share_the_dimensions(attention, points):
     x = torch.randn(1, 1, 7, 8)
     places = [(0, 0), *itertools.product(range(2), range(3))]  # the first token has no place, and is not turned
     geometry = rg.Grid(2, 3, unplaced=1)
-    if points:
-        geometry = rg.Points(torch.tensor(places), torch.tensor([False] + [True] * 6))
+    if points:  # whatever stands where its place would be
+        geometry = rg.Points(torch.tensor([(5, 7), *places[1:]]), torch.tensor([False] + [True] * 6))
 
     def formula(x):
         rows = []

@@ -8,42 +8,10 @@
 A is a lazy value: it is multiplied, sliced, summarised and explained, and never stored.
 """
 
-from . import recipes
-from .features import (
-    Buckets,
-    Cells,
-    Clipped,
-    Constant,
-    Feature,
-    LogBuckets,
-    Network,
-    OnAxis,
-    PerAxis,
-    Sinusoid,
-    Slope,
-    Table,
-)
-from .geometry import Grid, Line, Points
-from .masks import causal, dense, documents, induction, keys, lengths, nearest, offset, window
-from .matrix import AttentionMatrix, attention
-from .plan import Plan
-from .position import FromKey, FromQuery, Rotary, Static, Terms
-from .scores import Cosine, Dot, Euclidean, InverseDistance
-from .summaries import (
-    Entropy,
-    FirstKeyShare,
-    Heatmap,
-    Mass,
-    PreviousShare,
-    Profile,
-    Received,
-    SelfShare,
-    Share,
-    SinkShare,
-    Summary,
-    Toeplitz,
-    TopK,
-)
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
@@ -99,3 +67,17 @@ __all__ = [
     "recipes",
     "window",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, when the first is asked for: the command line answers `--help` before torch is imported."""
+    if name not in __all__:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    from . import public
+
+    globals().update((each, getattr(public, each)) for each in __all__)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

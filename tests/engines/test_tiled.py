@@ -25,10 +25,10 @@ def cut(monkeypatch, small: bool) -> None:
 
 
 def results(
-    case: Case, dtype: torch.dtype, engine: str | None, exact: bool = False, nudge: bool = False
+    case: Case, dtype: torch.dtype, engine: str | None, exact: bool = False, nudge: bool = False, device: str = "cpu"
 ) -> dict[str, torch.Tensor]:
     """The product, lse, weights and logits of a case, and every gradient of a random function of them."""
-    built = case.build(dtype, exact, nudge)
+    built = case.build(dtype, exact, nudge, device)
     A = built.matrix(engine)
     out = A @ built.v
     weights, logits, lse = A.dense(), A.logits.dense(), A.lse
@@ -36,7 +36,7 @@ def results(
     random = torch.Generator().manual_seed(7)
     for what, x in list(found.items()):
         x = torch.where(x.isfinite(), x, 0.0).double()
-        loss = (x * torch.randn(x.shape, generator=random, dtype=torch.float64)).sum()
+        loss = (x * torch.randn(x.shape, generator=random, dtype=torch.float64).to(device)).sum()
         leaves = built.leaves if loss.requires_grad else {}  # nothing to differentiate in an empty A
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True) if leaves else ()
         for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
@@ -44,10 +44,10 @@ def results(
     return found
 
 
-def compare(case: Case, dtype: torch.dtype) -> None:
+def compare(case: Case, dtype: torch.dtype, device: str = "cpu") -> None:
     """Values share one budget and gradients another."""
-    found, plain = results(case, dtype, None), results(case, dtype, "reference")
-    exact, nudged = (results(case, dtype, "reference", exact=True, nudge=nudge) for nudge in (False, True))
+    found, plain = (results(case, dtype, engine, device=device) for engine in (None, "reference"))
+    exact, nudged = (results(case, dtype, "reference", exact=True, nudge=n, device=device) for n in (False, True))
     for kind in (True, False):
         names = [name for name in found if name.startswith("gradient") == kind and name in exact]
         all_within_budget(*({name: x[name] for name in names} for x in (found, plain, exact, nudged)))
