@@ -11,7 +11,7 @@ A is a lazy value: it is multiplied, sliced, summarised and explained, and never
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .public import *  # noqa: F403
+    from .public import *
 
 __version__ = "0.1.0"
 
