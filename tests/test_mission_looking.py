@@ -255,25 +255,25 @@ def test_a_head_of_a_batch_row_is_summarised_alone(attention):
 # Explanations
 
 EXPLAINED = {
-    "dot": {},
-    "scale": {"scale": torch.randn(2, 9, 1)},
-    "cosine": {"score": rg.Cosine(), "scale": 3.0},
-    "euclidean": {"score": rg.Euclidean(1.5)},
-    "inverse distance": {"score": rg.InverseDistance()},
-    "softcap": {"softcap": 1.5},
-    "rotary": {"position": rg.Rotary()},
-    "rotary with euclidean": {"position": rg.Rotary(), "score": rg.Euclidean(1.5)},
-    "rotary with cosine": {"position": rg.Rotary(), "score": rg.Cosine(), "scale": torch.randn(2, 9, 1)},
-    "terms": {"position": rg.Rotary() + rg.recipes.deberta(2, 4, buckets=4) + rg.recipes.alibi(2)},
-    "the same term twice": {"position": rg.Static(rg.Slope(), 2) + rg.Static(rg.Slope(), 2)},
-    "masked and sunk": {"mask": rg.causal, "sink": 0.3, "q_start": 2, "softcap": 2.0},
+    "dot": lambda: {},
+    "scale": lambda: {"scale": torch.randn(2, 9, 1)},
+    "cosine": lambda: {"score": rg.Cosine(), "scale": 3.0},
+    "euclidean": lambda: {"score": rg.Euclidean(1.5)},
+    "inverse distance": lambda: {"score": rg.InverseDistance()},
+    "softcap": lambda: {"softcap": 1.5},
+    "rotary": lambda: {"position": rg.Rotary()},
+    "rotary with euclidean": lambda: {"position": rg.Rotary(), "score": rg.Euclidean(1.5)},
+    "rotary with cosine": lambda: {"position": rg.Rotary(), "score": rg.Cosine(), "scale": torch.randn(2, 9, 1)},
+    "terms": lambda: {"position": rg.Rotary() + rg.recipes.deberta(2, 4, buckets=4) + rg.recipes.alibi(2)},
+    "the same term twice": lambda: {"position": rg.Static(rg.Slope(), 2) + rg.Static(rg.Slope(), 2)},
+    "masked and sunk": lambda: {"mask": rg.causal, "sink": 0.3, "q_start": 2, "softcap": 2.0},
 }
 
 
 @pytest.mark.parametrize("kind", EXPLAINED)
 def test_the_parts_of_an_explanation_add_up_to_the_logit(attention, kind):
     q, k = (torch.randn(shape, dtype=torch.float64) for shape in INPUTS)
-    options = {name: x.double() if hasattr(x, "double") else x for name, x in EXPLAINED[kind].items()}
+    options = {name: x.double() if hasattr(x, "double") else x for name, x in EXPLAINED[kind]().items()}
     A = attention(q, k, **options)
     with torch.no_grad():
         steps = A.steps()
@@ -305,7 +305,7 @@ def test_each_term_has_its_own_line_in_an_explanation(attention):
 @pytest.mark.parametrize("kind", [kind for kind in EXPLAINED if kind != "masked and sunk"])
 def test_turned_around_the_parts_are_the_same(attention, kind):
     q, k = (torch.randn(shape, dtype=torch.float64) for shape in INPUTS)
-    options = {name: x.double() if hasattr(x, "double") else x for name, x in EXPLAINED[kind].items()}
+    options = {name: x.double() if hasattr(x, "double") else x for name, x in EXPLAINED[kind]().items()}
     A = attention(q, k, **options)
     there, back = A[1, 0].explain(3, 7), A.reversed()[1, 0].explain(7, 3)
     assert back.parts == pytest.approx(there.parts, abs=1e-12)

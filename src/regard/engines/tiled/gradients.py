@@ -39,7 +39,12 @@ class Gradients:
         if not d_logits.numel():
             return
         self.content(d_logits, rows, cols)
-        for piece in p.form.pieces:
+        self.pull_pieces(p.form.pieces, d_logits, rows, cols)
+
+    def pull_pieces(self, pieces: Sequence[Piece], d_logits: Tensor, rows: slice, cols: slice) -> None:
+        """The same for some pieces only."""
+        p = self.p
+        for piece in pieces:
             grad = d_logits
             if piece.gate >= 0:
                 if self.needs[piece.gate]:

@@ -113,10 +113,11 @@ def each_strip(problem: Problem) -> Iterator[tuple[slice, slice]]:
     step = max(MIN_ROWS, STRIP // max(k_len * problem.q.shape[0] * problem.q.shape[1], 1))
     for first in range(0, q_len, step):
         rows = slice(first, min(first + step, q_len))
-        yield rows, _columns(problem, rows)
+        yield rows, columns(problem, rows)
 
 
-def _columns(problem: Problem, rows: slice) -> slice:
+def columns(problem: Problem, rows: slice) -> slice:
+    """The keys that any of these rows can see."""
     form, k_len = problem.form, problem.k.shape[2]
     if form.mask is None or form.q_start >= 0 or form.k_start >= 0:
         return slice(0, k_len)

@@ -1,0 +1,121 @@
+"""The CPU engine: PyTorch's fused attention, fed with views of relative terms; our own blocks for what it cannot do.
+
+The fused kernel is near the machine's limit, so it is fed rather than replaced (feeding.py). It gives no gradient to a
+bias: when a position term learns, the backward pass is ours, block by block (gradients.py). Tiles and summaries are the
+tiled engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...normal import Form, Problem
+from .. import tiled
+from ..tiled.strips import columns, each_block, values_of, wide_type
+from .feeding import Feed, blind_rows, block_bias, blocks_of_rows, feed, fused, own, row_blocks, toeplitz
+from .gradients import fused_backward, learned_backward
+
+tile = tiled.tile
+reduce = tiled.reduce
+
+
+def refuse(form: Form, device: str, dtype: str) -> str | None:
+    """Why this engine cannot run a form."""
+    if device != "cpu":
+        return f"runs on the CPU only, q is on {device}"
+    if form.content[0] != "dot":
+        return "the fused kernel knows dot products only"
+    if form.softcap is not None:
+        return "the fused kernel has no softcap"
+    if form.dropout:
+        return "the fused kernel's dropout is not the same for the same A"
+    if form.scale >= 0:
+        return "the fused kernel takes one number as its scale"
+    return None
+
+
+def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
+    """A @ v and the log-sum-exp."""
+    batch, heads, q_len, k_len = problem.sizes
+    if not problem.q.numel() or not k_len or not v.shape[-1]:
+        return tiled.forward(problem, v)
+    fed = feed(problem)
+    out = v.new_empty(batch, heads, q_len, v.shape[-1])
+    lse = problem.q.new_empty(batch, heads, q_len, dtype=wide_type(problem))
+    if _whole(problem, fed, v):
+        _forward_whole(problem, v, fed, out, lse)
+    else:
+        _forward_by_blocks(problem, v, fed, out, lse)
+    blind = blind_rows(problem, fed)
+    if blind is not None:
+        out.masked_fill_(blind.unsqueeze(-1), 0.0)
+        lse.masked_fill_(blind, -torch.inf)
+    if problem.form.sink >= 0:
+        with_sink = torch.logaddexp(lse, problem.operands[problem.form.sink].unsqueeze(-1).to(lse.dtype))
+        out *= torch.exp(lse - with_sink).unsqueeze(-1).to(out.dtype)
+        lse = with_sink
+    return out, lse
+
+
+def backward(
+    problem: Problem, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
+    """Gradients of q, k, v and of the operands asked for."""
+    if not problem.q.numel() or not problem.k.shape[2] or not v.shape[-1]:
+        return tiled.backward(problem, v, out, lse, d_out, d_lse, needs)
+    fed = feed(problem)
+    blind = blind_rows(problem, fed)
+    simple = _whole(problem, fed, v) and (blind is None or not bool(blind.any()))
+    if simple and not any(needs) and not bool(d_lse.any()):
+        return fused_backward(problem, fed, v, out, lse, d_out)
+    return learned_backward(problem, fed, v, lse, d_out, d_lse, needs)
+
+
+def _whole(problem: Problem, fed: Feed, v: Tensor) -> bool:
+    """Nothing but a table and a mask that it holds, in a dtype that the fused kernel is quick in."""
+    dtype = problem.q.dtype
+    return not fed.pieces and fed.mask is None and dtype == v.dtype and dtype != torch.float16
+
+
+def _forward_whole(problem: Problem, v: Tensor, fed: Feed, out: Tensor, lse: Tensor) -> None:
+    """All heads at once, a group's heads one after the other, nothing copied."""
+    q, k, heads = problem.q, problem.k, problem.q.shape[1]
+    shared = min(k.shape[1], v.shape[1])
+    group = heads // shared
+    for member in range(group):
+        each = slice(member, heads, group)
+        keys, values = (x if x.shape[1] == shared else x[:, each] for x in (k, v))
+        for rows, cols, causal in row_blocks(problem, fed):
+            some = keys[:, :, cols], values[:, :, cols]
+            if fed.table is None or causal:
+                parts = fused(q[:, each, rows], *some, None, problem.scale, causal=causal)
+            else:
+                table = fed.table if fed.table.shape[1] == 1 else fed.table[:, each]
+                bias = toeplitz(table, q.shape[2], rows, cols).expand(q.shape[0], q[:, each].shape[1], -1, -1)
+                turned = fused(q[:, each, rows].flip(2), *some, bias, problem.scale)
+                parts = turned[0].flip(2), turned[1].flip(2)
+            out[:, each, rows], lse[:, each, rows] = parts
+
+
+def _forward_by_blocks(problem: Problem, v: Tensor, fed: Feed, out: Tensor, lse: Tensor) -> None:
+    """Anything else: a few heads at a time, some rows at a time, the bias laid out for each block."""
+    for block in each_block(problem):
+        p, values = block.problem, values_of(v, block, problem.q.shape[1])
+        heads = p.q.shape[1]
+        k, values = (x.expand(-1, heads, -1, -1) for x in (p.k, values))
+        table = own(fed.table, block.batch, block.heads)
+        for rows in blocks_of_rows(p.q.shape[2]):
+            at, cols = (block.batch, block.heads, rows), columns(p, rows)
+            if cols.start == cols.stop:
+                out[at], lse[at] = 0.0, -torch.inf
+                continue
+            bias = block_bias(p, fed, table, rows, cols)
+            some, total = fused(p.q[:, :, rows], k[:, :, cols], values[:, :, cols], bias, p.scale)
+            if fed.mask is not None:
+                assert bias is not None
+                blind = bias.amax(-1) == -torch.inf
+                some, total = some.masked_fill(blind.unsqueeze(-1), 0.0), total.masked_fill(blind, -torch.inf)
+            out[at], lse[at] = some.to(out.dtype), total
