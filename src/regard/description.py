@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .features import Constant, Feature, OnAxis
+from .features import Constant, Feature, OnAxis, check_finite
 from .geometry import Geometry, Points, pair_of
 from .masks import Mask
 from .position import Bound, FromKey, FromQuery, Position, Rotary, Static, Term, terms_of, unbind
@@ -46,22 +46,20 @@ class Description:
         index = torch.arange(x.shape[-2], device=x.device)
         return (start[:, None] + index) if isinstance(start, Tensor) else (index + start)[None]
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Every tensor A depends on, for noticing changes made in place."""
-        yield from (self.q, self.k)
-        for value in (self.scale, self.q_start, self.k_start, self.sink):
-            if isinstance(value, Tensor):
-                yield value
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor A depends on, with the argument it came in: for noticing changes made in place, and devices."""
+        for name in ("q", "k", "scale", "q_start", "k_start", "sink"):
+            if isinstance(getattr(self, name), Tensor):
+                yield name, getattr(self, name)
         for term in self.terms:
             if isinstance(term, Bound):
-                yield from (t for t in (term.gate, term.query, term.key) if t is not None)
+                yield from (("position", t) for t in (term.gate, term.query, term.key) if t is not None)
                 term = term.term
-            yield from term.parameters()
-            yield from (b for b in term.buffers())
+            yield from (("position", t) for _, t in _learned(term))
         if self.mask is not None:
-            yield from self.mask.tensors()
-        yield from self.q_geometry.tensors()
-        yield from self.k_geometry.tensors()
+            yield from (("mask", t) for t in self.mask.tensors())
+        for geometry in (self.q_geometry, self.k_geometry):
+            yield from (("geometry", t) for t in geometry.tensors())
 
 
 def describe(
@@ -106,8 +104,14 @@ def describe(
         raise ValueError(f"softcap: expected a positive number, found {softcap!r}")
     if isinstance(sink, (int, float)):
         sink = torch.full((1,), float(sink), device=q.device)
+    if sink is not None and not isinstance(sink, Tensor):
+        raise TypeError(f"sink: expected a number or a tensor, found {type(sink).__name__}")
     if sink is not None and (sink.dim() != 1 or len(sink) not in (1, heads)):
         raise ValueError(f"sink: expected one logit a head ([{heads}]) or one for all, found {list(sink.shape)}")
+    if sink is not None and sink.device.type == "cpu":
+        check_finite("sink", sink)
+    if not isinstance(dropout, (int, float)):
+        raise TypeError(f"dropout: expected a probability from 0 to less than 1, found {dropout!r}")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout: expected a probability from 0 to less than 1, found {dropout!r}")
     result = Description(
@@ -116,12 +120,9 @@ def describe(
         None if softcap is None else float(softcap), sink, float(dropout),
         torch.randint(2**31 - 1, (1,), device=q.device) if dropout else None, engine,
     )  # fmt: skip
-    for tensor in result.tensors():
+    for name, tensor in result.tensors():
         if tensor.device != q.device:
-            raise ValueError(
-                f"device: q is on {q.device}, but a tensor of shape {list(tensor.shape)} in the position, mask, "
-                f"geometry or sink is on {tensor.device}"
-            )
+            raise ValueError(f"{name}: expected the device of q ({q.device}), found {tensor.device}")
     return result
 
 
@@ -145,23 +146,31 @@ def _check_vectors(q: Tensor, k: Tensor) -> None:
         raise ValueError(f"k: its heads must divide those of q ({q.shape[1]}), found {k.shape[1]}")
 
 
-def check_values(v: Tensor, k: Tensor, dtype: torch.dtype, heads: int) -> None:
-    """v must go with k: [batch, kv_heads, k_len, v_dim], or with one set of values for every head."""
+def check_values(v: Tensor, k: Tensor, dtype: torch.dtype, heads: int, gone: tuple[bool, bool]) -> Tensor:
+    """v with all four axes. It must go with k: [batch, kv_heads, k_len, v_dim], or with values for every head;
+    the axes that were indexed away (`gone`) are left out."""
     if not isinstance(v, Tensor):
         raise TypeError(f"v: expected a tensor, found {type(v).__name__}")
     batch, shared, k_len, _ = k.shape
+    given = list(v.shape)
+    for axis in range(2):
+        v = v.unsqueeze(axis) if gone[axis] and v.dim() >= axis else v
     if v.dim() != 4 or v.shape[0] != batch or v.shape[1] not in (shared, heads) or v.shape[2] != k_len:
-        raise ValueError(f"v: expected shape {[batch, shared, k_len, 'v_dim']}, found {list(v.shape)}")
+        want = [n for n, left in zip((batch, shared), gone, strict=True) if not left]
+        raise ValueError(f"v: expected shape {[*want, k_len, 'v_dim']}, found {given}")
     if v.dtype != dtype:
         raise TypeError(f"v: expected the dtype of q and k ({dtype}), found {v.dtype}")
     if v.device != k.device:
         raise ValueError(f"v: expected the device of q and k ({k.device}), found {v.device}")
+    return v
 
 
 def _check_scale(scale: float | Tensor | None, score: Score, q: Tensor) -> float | Tensor:
     if scale is None:
         return score.default_scale(q.shape[-1])
     if isinstance(scale, Tensor):
+        if not scale.dtype.is_floating_point:
+            raise TypeError(f"scale: expected floating-point numbers, found {scale.dtype}")
         want = (q.shape[0], q.shape[1], q.shape[2], 1)
         if scale.dim() > 4 or any(n not in (1, m) for n, m in zip(scale.shape[::-1], want[::-1], strict=False)):
             raise ValueError(f"scale: expected a tensor that broadcasts to {list(want)}, found {list(scale.shape)}")
@@ -182,7 +191,7 @@ def _check_starts(
 ) -> None:
     for name, start, x, geometry in (("q", q_start, q, q_geometry), ("k", k_start, k, k_geometry)):
         if isinstance(start, Tensor):
-            if start.dim() != 1 or len(start) not in (1, len(q)) or start.dtype.is_floating_point:
+            if start.dim() != 1 or len(start) not in (1, len(q)) or not _whole(start.dtype):
                 raise ValueError(
                     f"{name}_start: expected a whole number or one a batch row ([{len(q)}]), "
                     f"found {start.dtype} {list(start.shape)}"
@@ -193,6 +202,10 @@ def _check_starts(
                     raise ValueError(f"{name}_start: positions start at 0, found {low}")
                 geometry.check(name, x.shape[-2], high)
         else:
+            if start is not None and not isinstance(start, int):
+                raise TypeError(
+                    f"{name}_start: expected a whole number, or one a batch row in a tensor, found {start!r}"
+                )
             if start is not None and (isinstance(start, bool) or start < 0):
                 raise ValueError(f"{name}_start: expected a position >= 0, found {start}")
             geometry.check(name, x.shape[-2], start)
@@ -205,6 +218,10 @@ def _check_starts(
             f"q_start: q_len = {q.shape[-2]} and k_len = {k.shape[-2]} differ, so say where the queries stand: "
             f"q_start={k.shape[-2] - q.shape[-2]} puts them at the end of the keys, q_start=0 at their beginning"
         )
+
+
+def _whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
 def _uses_order(mask: Mask) -> bool:
@@ -230,7 +247,14 @@ def _check_term(given: Term | Bound, q: Tensor, k: Tensor, axes: int) -> None:
         if other is not None:
             if other.dim() != 4 or other.shape[0] not in (1, batch) or other.shape[2] != x.shape[2]:
                 raise ValueError(f"bind: expected [{batch}, heads, {x.shape[2]}, dim], found {list(other.shape)}")
-            _one_or("bind: a query or key", other.shape[1], heads)
+            if not other.dtype.is_floating_point:
+                raise TypeError(f"bind: query or key: expected floating-point numbers, found {other.dtype}")
+            if (
+                other.shape[1] == 0
+                or heads % other.shape[1]
+                or (isinstance(term, FromQuery) and other.shape[1] not in (1, heads))
+            ):
+                _one_or("bind: a query or key", other.shape[1], heads)
             x = other
         width = x.shape[-1]
         if term.weight is not None:

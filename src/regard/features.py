@@ -408,6 +408,8 @@ class OnAxis(Feature):
         super().__init__()
         if feature.axes != 1:
             raise ValueError(f"feature: expected a feature of one axis, found {feature.describe()}")
+        if not isinstance(axis, int) or axis < 0:
+            raise ValueError(f"axis: expected an axis from 0 on, found {axis!r}")
         self.axis, self.feature = axis, feature
         self.dim, self.heads, self.axes, self.reach = feature.dim, feature.heads, axis + 1, feature.reach
 

@@ -98,6 +98,10 @@ class Points(Geometry):
         if not isinstance(coords, Tensor) or coords.dim() not in (2, 3):
             found = tuple(coords.shape) if isinstance(coords, Tensor) else type(coords).__name__
             raise ValueError(f"coords: expected a tensor [length, axes] or [batch, length, axes], found {found}")
+        if placed is not None and not isinstance(placed, Tensor):
+            raise ValueError(
+                f"placed: expected a boolean of shape {tuple(coords.shape[:-1])}, found {type(placed).__name__}"
+            )
         if placed is not None and (placed.dtype != torch.bool or placed.shape != coords.shape[:-1]):
             raise ValueError(
                 f"placed: expected a boolean of shape {tuple(coords.shape[:-1])}, "
@@ -105,6 +109,12 @@ class Points(Geometry):
             )
         if coords.is_complex() or coords.dtype == torch.bool:
             raise ValueError(f"coords: expected integers or real numbers, found {coords.dtype}")
+        if coords.device.type == "cpu" and coords.is_floating_point() and not torch.compiler.is_compiling():
+            bad = int((~torch.isfinite(coords)).sum())
+            if bad:
+                raise ValueError(
+                    f"coords: expected finite numbers, found {bad} that are NaN or infinite of {coords.numel()}"
+                )
         self.coords, self.axes = coords.detach(), coords.shape[-1]
         self.has_place = placed
 
@@ -145,6 +155,9 @@ def pair_of(geometry: Geometry | tuple[Geometry, Geometry] | None) -> tuple[Geom
         raise TypeError(f"geometry: expected a geometry or (queries', keys'), found {geometry!r}")
     if pair[0].axes != pair[1].axes:
         raise ValueError(f"geometry: queries and keys need the same number of axes, found {pair[0]} and {pair[1]}")
-    if pair[0].enumerable != pair[1].enumerable:
-        raise ValueError(f"geometry: Points go with Points, found {pair[0]} and {pair[1]}")
+    if type(pair[0]) is not type(pair[1]):
+        name = "Points" if not (pair[0].enumerable and pair[1].enumerable) else "a Grid"
+        raise ValueError(
+            f"geometry: {name} go{'' if name == 'Points' else 'es'} with {name}, found {pair[0]} and {pair[1]}"
+        )
     return pair

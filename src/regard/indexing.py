@@ -27,8 +27,19 @@ def single(value: Any, size: int, name: str) -> int:
     return value % size
 
 
+def plain(part: Any) -> Any:
+    """A whole number of any kind (numpy's, a tensor of one) as Python's own."""
+    if isinstance(part, Tensor) and part.dim() == 0 and not part.dtype.is_floating_point and part.dtype != torch.bool:
+        return int(part)
+    return part.__index__() if hasattr(part, "__index__") and not isinstance(part, (int, Tensor)) else part
+
+
 def numbers(value: Any, size: int, device: torch.device) -> Tensor:
+    if not isinstance(value, (Tensor, list, tuple, range)):
+        raise IndexError(f"index: expected whole numbers or {size} booleans, found {value!r}")
     numbers = torch.as_tensor(value, device=device)
+    if not numbers.numel() and not isinstance(value, Tensor):
+        numbers = numbers.long()
     if numbers.dtype == torch.bool:
         numbers = numbers.nonzero().squeeze(-1) if numbers.shape == (size,) else numbers
     if numbers.dim() != 1 or numbers.dtype.is_floating_point or numbers.dtype == torch.bool:

@@ -22,7 +22,7 @@ from .masks import Mask, _And, _Causal, _Dense, _Keys, _Lengths, _Nearest, _Not,
 from .normal import Form, Piece, Problem
 from .position import Bound, FromKey, FromQuery, Rotary, Static, Term, unbind
 from .scores import Cosine, Dot, Euclidean, InverseDistance
-from .tables import check_range, compact, lookup, tabulate, take, with_zero_row
+from .tables import compact, lookup, tabulate, take, with_zero_row
 
 
 def lower(d: Description) -> Problem:
@@ -37,6 +37,7 @@ class _Lowering:
         self.d = d
         self.operands: list[Tensor] = []
         self.pieces: list[Piece] = []
+        self.names: list[str] = []
         self.wide = torch.float64 if d.q.dtype == torch.float64 else torch.float32
 
     def add(self, x: Tensor) -> int:
@@ -110,15 +111,19 @@ class _Lowering:
     def term(self, term: Term | Bound) -> None:
         inner, bound = unbind(term)
         gate = self.add(bound.gate) if bound and bound.gate is not None else -1
-        label = term.describe()
-        if not isinstance(self.d.q_geometry, Points):
-            check_range(inner.features, self.d)
+        label = self.label(term.describe())
         if isinstance(inner, Static):
             self.static(inner, label, gate)
         else:
             assert isinstance(inner, (FromQuery, FromKey))
             x = None if bound is None else (bound.query if isinstance(inner, FromQuery) else bound.key)
             self.from_content(inner, x, label, gate)
+
+    def label(self, name: str) -> str:
+        """The name of a term, with a number when it comes again."""
+        self.names.append(name)
+        count = self.names.count(name)
+        return name if count == 1 else f"{name} #{count}"
 
     def static(self, term: Static, label: str, gate: int) -> None:
         d, feature = self.d, term.features
@@ -242,6 +247,8 @@ def euclidean(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     k = k.to(wide) - centre
     q = q.to(wide) - (centre if group == 1 else centre.repeat_interleave(group, dim=1))
     column = -0.5 * k.square().sum(-1)
+    far = column == -torch.inf  # an infinitely far key: its dot products would be inf - inf
+    k = k.masked_fill(far.unsqueeze(-1), 0.0)
     column = column if group == 1 else column.repeat_interleave(group, dim=1)
     return q, k, -0.5 * q.square().sum(-1), column
 

@@ -179,6 +179,9 @@ def window(left: int | tuple[int, ...] | None, right: int | tuple[int, ...] | No
     if isinstance(left, tuple) or isinstance(right, tuple):
         if not isinstance(left, tuple) or not isinstance(right, tuple) or len(left) != len(right):
             raise ValueError(f"window: expected two integers or two tuples of one length, found {left} and {right}")
+        for name, bounds in (("left", left), ("right", right)):
+            if not all(isinstance(n, int) for n in bounds):
+                raise ValueError(f"{name}: expected integers, found {bounds}")
         return _Window(tuple(-r for r in right), left, f"window({left}, {right})")
     for name, bound in (("left", left), ("right", right)):
         if bound is not None and not isinstance(bound, int):
@@ -211,6 +214,9 @@ class _Keys(Mask):
 def keys(first: int, last: int | None = None) -> Mask:
     """Keys at positions first to last (inclusive; one position when last is left out), whatever the query."""
     last = first if last is None else last
+    for name, at in (("first", first), ("last", last)):
+        if not isinstance(at, int):
+            raise ValueError(f"{name}: expected an integer, found {at!r}")
     if last < first:
         raise ValueError(f"keys: expected first <= last, found {first} and {last}")
     return _Keys(first, last)

@@ -16,11 +16,11 @@ from torch import Tensor
 from .description import Description, check_values, describe
 from .engines import ops
 from .geometry import Geometry
-from .indexing import Index, check_size, human_size, kinds, single, span, span_length
+from .indexing import Index, check_size, human_size, kinds, numbers, plain, single, span, span_length
 from .lower import lower
 from .masks import Mask, induction
 from .normal import Problem
-from .plan import Plan, by_definition, definition, plan, universal
+from .plan import Plan, by_definition, check_engine, definition, plan, universal
 from .position import Position, Rotary
 from .progress import Callback, reporting
 from .scores import Score
@@ -41,6 +41,7 @@ from .summaries import (
     Top,
     TopK,
 )
+from .tables import check_ranges
 
 #: logits held at a time while rows are read
 ROWS = 1 << 22
@@ -78,14 +79,16 @@ def attention(
     dropout    probability of dropping a weight in products (give it only while training)
     engine     run on this one; otherwise the plan chooses
     """
-    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
-        low = torch.get_autocast_dtype(q.device.type)
-        q, k = q.to(low), k.to(low)
+    check_engine(engine)
+    if isinstance(q, Tensor) and isinstance(k, Tensor) and q.device.type != "meta":
+        if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
+            low = torch.get_autocast_dtype(q.device.type)
+            q, k = q.to(low), k.to(low)
     return AttentionMatrix(
-        describe(
+        check_ranges(describe(
             q, k, score=score, scale=scale, position=position, mask=mask, geometry=geometry, q_start=q_start,
             k_start=k_start, softcap=softcap, sink=sink, dropout=dropout, engine=engine,
-        )
+        ))
     )  # fmt: skip
 
 
@@ -115,7 +118,7 @@ class AttentionMatrix:
 
     def __init__(
         self, description: Description, selection: tuple = (), dropped: tuple[bool, bool] = (False, False),
-        seen: list[tuple[Tensor, int]] | None = None,
+        seen: list[tuple[str, Tensor, int]] | None = None,
     ):  # fmt: skip
         self._description, self._selection, self._dropped = description, selection, dropped
         self._cached: Problem | None = None
@@ -123,7 +126,7 @@ class AttentionMatrix:
         self._lse: Tensor | None = None
         self._plan: Plan | None = None
         if seen is None and not torch.compiler.is_compiling():
-            seen = [(t, t._version) for t in description.tensors() if not t.is_inference()]
+            seen = [(name, t, t._version) for name, t in description.tensors() if not t.is_inference()]
         self._seen = seen
 
     # What it is
@@ -164,12 +167,11 @@ class AttentionMatrix:
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """A @ v: the fused product, differentiable in q, k, v and every learned part of the description."""
-        for axis, gone in enumerate(self._dropped):
-            v = v.unsqueeze(axis) if gone and isinstance(v, Tensor) else v
-        if isinstance(v, Tensor) and torch.is_autocast_enabled(v.device.type) and v.dtype != torch.float64:
-            v = v.to(torch.get_autocast_dtype(v.device.type))
+        if isinstance(v, Tensor) and v.device == self.device and v.dtype != torch.float64:
+            if torch.is_autocast_enabled(v.device.type):
+                v = v.to(torch.get_autocast_dtype(v.device.type))
         problem = self._problem()
-        check_values(v, problem.k, self._description.q.dtype, problem.q.shape[1])
+        v = check_values(v, problem.k, self._description.q.dtype, problem.q.shape[1], self._dropped)
         with self._own_precision():
             out, lse = ops.attend(problem, v, self._description.engine)
         if not torch.compiler.is_compiling():
@@ -255,8 +257,8 @@ class AttentionMatrix:
         if "reverse" in self._selection:
             raise ValueError("steps: A.reversed() has no steps of its own; take them from A")
         check_size(self.shape.numel(), self.dtype, force, "A.steps(v, force=True)")
-        for axis, gone in enumerate(self._dropped):
-            v = v.unsqueeze(axis) if gone and v is not None else v
+        if v is not None:
+            v = check_values(v, self._still.k, self.dtype, self._still.q.shape[1], self._dropped)
         whole = definition().steps(self._description)
         names, values = whole._fields, list(whole)
         for batch, heads in self._selection:
@@ -355,7 +357,7 @@ class AttentionMatrix:
 
     @property
     def _tracks(self) -> bool:
-        return torch.is_grad_enabled() and any(t.requires_grad for t in self._description.tensors())
+        return torch.is_grad_enabled() and any(t.requires_grad for _, t in self._description.tensors())
 
     @property
     def _still(self) -> Problem:
@@ -390,11 +392,11 @@ class AttentionMatrix:
     def _check_unchanged(self) -> None:
         if self._seen is None or torch.compiler.is_compiling():
             return
-        for tensor, version in self._seen:
+        for name, tensor, version in self._seen:
             if tensor._version != version:
                 raise RuntimeError(
-                    f"a tensor of shape {list(tensor.shape)} that A was made from has been changed in place since; "
-                    "make A again with attention(...)"
+                    f"{name}: a tensor of shape {list(tensor.shape)} that A was made from has been changed in place "
+                    "since; make A again with attention(...)"
                 )
 
     def _drop(self, result: Any) -> Any:
@@ -418,6 +420,7 @@ class AttentionMatrix:
             at = kinds(index).index(Ellipsis)
             index = index[:at] + (slice(None),) * (axes - len(index) + 1) + index[at + 1 :]
         index = (*index, *(slice(None),) * (axes - len(index)))
+        index = tuple(plain(x) for x in index)
         if sum(not isinstance(x, (int, slice)) for x in index) > 1:
             raise IndexError("A: index one axis with a list or a tensor at a time")
         lead, (rows, cols) = list(index[:-2]), index[-2:]
@@ -441,6 +444,9 @@ class AttentionMatrix:
             gone = (dropped[0], dropped[1])
             chosen = AttentionMatrix(self._description, (*self._selection, tuple(step)), gone, self._seen)
             chosen._picked = self._picked
+        for part, size in zip((rows, cols), sizes[2:], strict=True):
+            if not isinstance(part, (int, slice)):
+                numbers(part, size, self.device)
         whole = [None if isinstance(x, slice) and x == slice(None) else x for x in (rows, cols)]
         return chosen, whole[0], whole[1]
 

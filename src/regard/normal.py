@@ -223,5 +223,7 @@ def _transpose_mask(mask: tuple, operands: list[Tensor]) -> tuple:
         return ("same", mask[2], mask[1])
     if kind == "dense":
         return ("dense", _add(operands, operands[mask[1]].mT))
+    if kind == "nearest":  # only the definition leaves it unsettled, and it reads the description
+        return mask
     assert kind == "chosen", f"a mask of kind {kind!r} must be settled before it is transposed"
     return ("chosen", mask[1], not mask[2])

@@ -65,14 +65,19 @@ def plan_spec(form: tuple, device: str, dtype: str, engine: str | None) -> str:
     return _plan(form, device, dtype, engine).spec
 
 
+def check_engine(engine: str | None) -> None:
+    """Raise unless there is an engine of this name."""
+    if engine is not None and engine not in ENGINES:
+        raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, found {engine!r}")
+
+
 # What torch.compiler.assume_constant_result does, without importing the compiler, which takes a second.
 plan_spec._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(form: tuple, device: str, dtype: str, engine: str | None) -> Plan:
-    if engine is not None and engine not in ENGINES:
-        raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, found {engine!r}")
+    check_engine(engine)
     structure = decode(repr(("", form)))[1]
     refused: list[tuple[str, str]] = []
     for chosen in ENGINES if engine is None else (engine,):

@@ -49,6 +49,8 @@ class Term(Position, nn.Module):
 
 
 def _count_heads(heads: int | None, features: Feature) -> int:
+    if not isinstance(features, Feature):
+        raise TypeError(f"features: expected a feature such as Table or Sinusoid, found {type(features).__name__}")
     if heads is not None and features.heads is not None and heads != features.heads:
         raise ValueError(f"heads: the features have {features.heads}, found {heads}")
     return heads if heads is not None else (features.heads or 1)
@@ -155,6 +157,9 @@ class Rotary(Term):
             raise ValueError(f"dim: expected an even number of dimensions to rotate, found {dim}")
         if frequencies is not None and frequencies.dim() != 1:
             raise ValueError(f"frequencies: expected a row of numbers, found shape {list(frequencies.shape)}")
+        check_finite("frequencies", frequencies)
+        if not (isinstance(base, (int, float)) and 0 < base < float("inf")):
+            raise ValueError(f"base: expected a positive number, found {base!r}")
         self.dim, self.base, self.interleaved = dim, float(base), interleaved
         # numbers, not a buffer: a model cast to bfloat16 must not round them
         self.frequencies = None if frequencies is None else tuple(frequencies.tolist())

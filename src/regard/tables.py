@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .description import Description
-from .features import Feature, OneHot, Table
-from .geometry import Grid
+from .features import Feature, OnAxis, OneHot, PerAxis, Table
+from .geometry import Grid, Points
+from .position import Bound, Rotary
 
 #: rows of one-hot products at a time
 CHUNK = 8192
@@ -78,9 +79,38 @@ def displacements(d: Description, axes: tuple[int, ...] | None) -> Tensor:
     return torch.cartesian_prod(*ranges).reshape(1, -1, len(ranges))
 
 
+def check_ranges(d: Description) -> Description:
+    """Raise unless every feature has a row for every displacement of the problem."""
+    for term in d.terms:
+        inner = term.term if isinstance(term, Bound) else term
+        if not isinstance(inner, Rotary) and d.q.shape[-2] and d.k.shape[-2]:
+            check_range(inner.features, d)
+    return d
+
+
 def check_range(feature: Feature, d: Description) -> None:
     """Raise unless the feature has a row for every displacement of the problem."""
-    if isinstance(d.q_geometry, Grid):
+    if isinstance(d.q_geometry, Points):
+        if torch.compiler.is_compiling() or d.q.device.type != "cpu":
+            return
+        ends = []
+        for side, geometry in (("q", d.q_geometry), ("k", d.k_geometry)):
+            at = d.positions(side)
+            places, placed = geometry.coordinates(at), geometry.placed(at)
+            places = places.reshape(-1, places.shape[-1]) if placed is None else places[placed]
+            if places.is_floating_point():
+                parts = [p.feature for p in feature.parts] if isinstance(feature, PerAxis) else [feature]
+                parts = [p.feature if isinstance(p, OnAxis) else p for p in parts]
+                if binned := [p for p in parts if isinstance(p, (OneHot, Table))]:
+                    index = binned[0].bins if isinstance(binned[0], Table) else binned[0]
+                    raise ValueError(f"geometry: {index.describe()} needs whole coordinates, found real ones")
+                return
+            if not len(places):
+                return
+            ends.append((places.amin(0), places.amax(0)))
+        (q_low, q_high), (k_low, k_high) = ends
+        lo, hi = (q_low - k_high).tolist(), (q_high - k_low).tolist()
+    elif isinstance(d.q_geometry, Grid):
         assert isinstance(d.k_geometry, Grid)
         lo = [1 - n for n in d.k_geometry.shape]
         hi = [n - 1 for n in d.q_geometry.shape]

@@ -173,12 +173,14 @@ class Dense(NamedTuple):
     masked: Tensor
     sink: Tensor | None  # [1, heads]
     seeds: Tensor | None  # [batch, heads]
+    visible: Tensor  # the mask: a visible key may still have a logit of -inf
 
 
 def dense(problem: Problem, dtype: torch.dtype | None = None) -> Dense:
     """What softmax sees, after choosing batch rows and heads, or turning A around."""
     d: Description = problem.description
-    masked = steps(d, dtype=dtype).masked
+    whole = steps(d, dtype=dtype)
+    masked, visible = whole.masked, whole.visible
     batch, heads = masked.shape[:2]
     sink = None if d.sink is None else d.sink.to(masked.dtype).expand(heads)[None]
     seeds = None
@@ -186,18 +188,18 @@ def dense(problem: Problem, dtype: torch.dtype | None = None) -> Dense:
         seeds = d.seed + torch.arange(batch * heads, device=masked.device).reshape(batch, heads)
     for step in problem.selection:
         if step == "reverse":
-            masked, sink, seeds = masked.mT, None, None
+            masked, visible, sink, seeds = masked.mT, visible.mT, None, None
         else:
             rows, columns = step
-            masked = masked[rows][:, columns]
+            masked, visible = masked[rows][:, columns], visible[rows][:, columns]
             sink = None if sink is None else sink[:, columns]
             seeds = None if seeds is None else seeds[rows][:, columns]
-    return Dense(masked, sink, seeds)
+    return Dense(masked, sink, seeds, visible)
 
 
 def forward(problem: Problem, v: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     """(A @ v, lse)."""
-    masked, sink, seeds = dense(problem, dtype)
+    masked, sink, seeds, _ = dense(problem, dtype)
     weights, lse = normalise(masked, sink)
     p = problem.description.dropout
     if seeds is not None:  # eq. 25
@@ -226,9 +228,9 @@ class Whole:
 
     def __init__(self, problem: Problem):
         self.problem = problem
-        masked, sink, _ = dense(problem)
+        masked, sink, _, visible = dense(problem)
         self.logits, (self.weights, self.lse) = masked, normalise(masked, sink)
-        self.visible = (masked > -torch.inf).to(masked.dtype)
+        self.visible = visible.to(masked.dtype)
         batch, heads, q_len, k_len = masked.shape
         self.batch, self.heads, self.rows, self.cols = (slice(0, n) for n in (batch, heads, q_len, k_len))
 
@@ -278,11 +280,16 @@ def mix(weights: Tensor, v: Tensor) -> Tensor:
 
 def normalise(masked: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
     """Softmax over the last axis, with a sink that takes its share (eq. 19, 20): weights and log-sum-exp."""
-    lse = torch.logsumexp(masked, dim=-1) if masked.shape[-1] else masked.new_full(masked.shape[:-1], -torch.inf)
+    k_len = masked.shape[-1]
     if sink is not None:
-        lse = torch.logaddexp(lse, sink.unsqueeze(-1).expand(lse.shape))
-    # a row that sees nothing has lse -inf; exp(-inf - 0) makes its weights and its gradient 0, never NaN
-    return torch.exp(masked - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)), lse
+        masked = torch.cat([masked, sink[:, :, None, None].expand(*masked.shape[:-1], 1)], dim=-1)
+    if not masked.shape[-1]:
+        return masked, masked.new_full(masked.shape[:-1], -torch.inf)
+    lse = torch.logsumexp(masked, dim=-1)
+    # torch.softmax: exp(logit - lse) loses digits where lse is large. Where nothing is seen, zeros and not NaN
+    blind = lse.detach().unsqueeze(-1) == -torch.inf
+    weights = torch.softmax(masked.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
+    return weights[..., :k_len], lse
 
 
 def keep(seeds: Tensor, rows: Tensor, cols: Tensor, p: float) -> Tensor:

@@ -49,6 +49,8 @@ def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
         _forward_whole(problem, v, fed, out, lse)
     else:
         _forward_by_blocks(problem, v, fed, out, lse)
+    if bool((lse == 0).any()):  # the fused kernel's answer when it saw nothing, or nothing but NaN
+        return tiled.forward(problem, v)
     blind = blind_rows(problem, fed)
     if blind is not None:
         out.masked_fill_(blind.unsqueeze(-1), 0.0)
@@ -64,7 +66,8 @@ def backward(
     problem: Problem, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
     """Gradients of q, k, v and of the operands asked for."""
-    if not problem.q.numel() or not problem.k.shape[2] or not v.shape[-1]:
+    finite = all(bool(x.sum().isfinite()) for x in (problem.q, problem.k, v, d_out))
+    if not finite or not problem.q.numel() or not problem.k.shape[2] or not v.shape[-1]:
         return tiled.backward(problem, v, out, lse, d_out, d_lse, needs)
     fed = feed(problem)
     blind = blind_rows(problem, fed)
@@ -107,7 +110,7 @@ def _forward_by_blocks(problem: Problem, v: Tensor, fed: Feed, out: Tensor, lse:
         heads = p.q.shape[1]
         k, values = (x.expand(-1, heads, -1, -1) for x in (p.k, values))
         table = own(fed.table, block.batch, block.heads)
-        for rows in blocks_of_rows(p.q.shape[2]):
+        for rows in blocks_of_rows(p):
             at, cols = (block.batch, block.heads, rows), columns(p, rows)
             if cols.start == cols.stop:
                 out[at], lse[at] = 0.0, -torch.inf

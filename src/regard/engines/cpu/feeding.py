@@ -1,8 +1,8 @@
 """What PyTorch's fused CPU attention is fed with: a bias for a block of rows, as a view wherever there is one.
 
-A Toeplitz bias b[i - j] needs no N x N: with the rows of q reversed it is a view of the table with strides (1, 1). Every
-static term and slope on a line goes into that table, and so do causal and window masks, as -inf. Other terms and masks are
-laid out block by block from the tiled engine's values (`piece_value`), whose skewed views need no copy either.
+A Toeplitz bias b[i - j] needs no N x N: with the rows of q reversed it is a view of the table with strides (1, 1).
+Every static term and slope on a line goes into that table, and so do causal and window masks, as -inf. Other terms and
+masks are laid out block by block from the tiled engine's values (`piece_value`), whose skewed views need no copy.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...normal import Piece, Problem
+from ..tiled.grids import line_of
 from ..tiled.pieces import gated
 from ..tiled.places import see
 from ..tiled.strips import columns
@@ -87,9 +88,12 @@ def own(table: Tensor | None, batch: slice, heads: slice) -> Tensor | None:
     return table[:, heads] if table.shape[1] > 1 else table
 
 
-def blocks_of_rows(q_len: int) -> Iterator[slice]:
-    for first in range(0, q_len, ROWS):
-        yield slice(first, min(first + ROWS, q_len))
+def blocks_of_rows(problem: Problem) -> Iterator[slice]:
+    """Some rows at a time; on a grid, whole lines of it."""
+    q_len, line = problem.q.shape[2], line_of(problem.form)
+    step = max(line, ROWS // line * line)
+    for first in range(0, q_len, step):
+        yield slice(first, min(first + step, q_len))
 
 
 def row_blocks(problem: Problem, fed: Feed) -> Iterator[tuple[slice, slice, bool]]:
@@ -103,7 +107,7 @@ def row_blocks(problem: Problem, fed: Feed) -> Iterator[tuple[slice, slice, bool
     if fed.within is None or causal:
         yield slice(0, q_len), slice(0, k_len), causal
         return
-    for rows in blocks_of_rows(q_len):
+    for rows in blocks_of_rows(problem):
         cols = columns(problem, rows)
         if cols.stop > cols.start:
             yield rows, cols, False

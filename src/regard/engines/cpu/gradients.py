@@ -1,8 +1,8 @@
 """Backward passes of the CPU engine: the fused kernel's own where nothing of the bias learns, else ours by blocks.
 
 Ours recomputes a block of weights, and gives dS (eq. 22) to q, k, v and to every learned operand. The gradient of a
-Toeplitz table is the sum of dS along diagonals: dS is written once, straight into a skewed view of a zeroed buffer, whose
-columns are then the diagonals.
+Toeplitz table is the sum of dS along diagonals: dS is written once, straight into a skewed view of a zeroed buffer,
+whose columns are then the diagonals.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...normal import Problem
 from ..tiled.gradients import Gradients, accumulate, deposit
-from ..tiled.pieces import diagonal_sums
+from ..tiled.skews import diagonal_sums
 from ..tiled.strips import columns, each_block, values_of, wide_type
 from .feeding import Feed, block_bias, blocks_of_rows, displacements, own, pad_to, row_blocks, toeplitz
 
@@ -64,7 +64,7 @@ def learned_backward(
         values = values_of(v, block, heads)
         d_values = torch.zeros_like(values)
         work = _Block(p, fed, own(fed.table, block.batch, block.heads), values, grads, d_values)
-        for rows in blocks_of_rows(p.q.shape[2]):
+        for rows in blocks_of_rows(p):
             at = block.batch, block.heads, rows
             work.rows(rows, lse[at].to(wide), d_out[at].to(wide), d_lse[at].to(wide))
         work.finish()
@@ -99,13 +99,19 @@ class _Block:
         q, g, k, v = turn(p.q[:, :, rows]), turn(d_out), self.k[:, :, cols], self.v[:, :, cols]
         ends = turn(lse.masked_fill(lse == -torch.inf, torch.inf)).unsqueeze(-1)  # rows that see nothing: weights 0
         weights = self.logits(q, k, rows, cols).sub_(ends).exp_()
-        d_weights = g @ v.mT
-        inner = torch.linalg.vecdot(weights, d_weights).unsqueeze(-1) - turn(d_lse).unsqueeze(-1)
-        accumulate(self.d_values[:, :, cols], weights.mT @ g)
+        # exp(logit - lse) carries the rounding of lse; the rows are whole, so their sum tells it, and g makes it good
+        right, share = 1.0, None
         if p.form.sink >= 0:
-            share = torch.exp(p.operands[p.form.sink].unsqueeze(-1) - ends.squeeze(-1))
-            self.grads.add(p.form.sink, (-share * inner.squeeze(-1)).sum(-1))
-        d_logits = self.d_logits(weights, d_weights.sub_(inner), rows, cols)
+            share = torch.exp(p.operands[p.form.sink].unsqueeze(-1).unsqueeze(-1) - ends)
+            right = 1.0 - share
+        total = weights.sum(-1, keepdim=True)
+        fix = torch.where(total > 0, right / total, 0.0)
+        d_weights = (g * fix) @ v.mT
+        inner = torch.linalg.vecdot(weights, d_weights).unsqueeze(-1) - turn(d_lse).unsqueeze(-1)
+        accumulate(self.d_values[:, :, cols], weights.mT @ (g * fix))
+        if share is not None:
+            self.grads.add(p.form.sink, (-share * inner).sum((-2, -1)))
+        d_logits = self.d_logits(weights, d_weights.sub_(inner * fix), rows, cols)
         self.grads.q[:, :, rows] += turn((d_logits @ k).mul_(p.scale))
         accumulate(self.grads.k[:, :, cols], (d_logits.mT @ q).mul_(p.scale))
         self.grads.pull_pieces(self.fed.pieces, d_logits, rows, cols)

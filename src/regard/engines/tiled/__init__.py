@@ -57,10 +57,9 @@ def backward(
         for rows, cols in each_strip(p):
             logits = logits_of(p, rows, cols, masked=False)
             visible = None if p.form.mask is None else see(p, p.form.mask, rows, cols)
-            ends = lse[block.batch, block.heads, rows].to(wide).unsqueeze(-1)
-            ends = ends.masked_fill(ends == -torch.inf, 0.0)
             shown = logits if visible is None else logits.masked_fill(~visible, -torch.inf)
-            weights = torch.exp(shown - ends)
+            weights, ends = softmax(p, shown)  # the rows are whole: closer than exp(logit - lse)
+            ends = ends.masked_fill(ends == -torch.inf, 0.0).unsqueeze(-1)
             g = d_out[block.batch, block.heads, rows].to(wide)
             accumulate(b_v[:, :, cols], drop(p, weights, rows, cols).mT @ g)
             d_weights = drop(p, g @ values[:, :, cols].mT, rows, cols)

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from ...normal import Piece, Problem
 from ...tables import take_backward
-from .pieces import content, diagonal_sums, distance, line_range, meets, network, piece_value, scatter, unskew
+from .grids import across_axis_sums, axis_sums, is_whole, window_sums
+from .pieces import content, distance, key_parts, line_range, meets, network, piece_value, scatter
 from .places import Span, cut, pair_index
+from .skews import diagonal_sums, unskew
 from .strips import Block
 
 
@@ -94,34 +96,49 @@ class Gradients:
         if piece.space == ("line",):
             low, sums = diagonal_sums(grad, rows, cols, self.p.k.shape[2])
             self.add(slot, sums, slice(low, low + sums.shape[-1]))
+        elif is_whole(piece.space, self.p, rows, cols) and len(piece.space[1]) == 2:
+            at, sums = window_sums(grad, self.p, rows)
+            self.add(slot, sums, at)
         else:
             index = pair_index(piece.space, self.p, rows, cols)
             size = self.p.operands[slot].shape[-1]
             self.add(slot, scatter(grad, index, size, meets(piece.space, self.p.form)).sum(-2))
 
     def query(self, piece: Piece, grad: Tensor, rows: slice, cols: slice) -> None:
-        self._meeting(piece, grad, rows, cols, across=False)
-
-    def key(self, piece: Piece, grad: Tensor, rows: slice, cols: slice) -> None:
-        self._meeting(piece, grad.mT, rows, cols, across=True)
-
-    def _meeting(self, piece: Piece, grad: Tensor, rows: slice, cols: slice, across: bool) -> None:
-        """<x, R[index]>: grad has the rows of x first."""
-        mine = cols if across else rows
-        x, table = (self.p.operands[slot] for slot in piece.slots)
-        x = x[:, :, mine]
+        table = self.p.operands[piece.slots[1]]
         if piece.space == ("line",):
             low, width = line_range(self.p, rows, cols)
-            at, spread = slice(low, low + width), unskew(grad)
-            if not across:
-                spread = spread.flip(-1)
+            self._meeting(piece, unskew(grad).flip(-1), rows, slice(low, low + width))
+            return
+        if is_whole(piece.space, self.p, rows, cols) and len(piece.space[1]) == 1:
+            spread = axis_sums(piece.space[1][0], self.p, grad, rows, table.shape[2])
         else:
-            index = pair_index(piece.space, self.p, rows, cols)
-            at = slice(0, table.shape[2])
-            index = index.mT if across else index
-            spread = scatter(grad.contiguous(), index, table.shape[2], meets(piece.space, self.p.form))
+            spread = self._scatter(piece, grad, pair_index(piece.space, self.p, rows, cols))
+        self._meeting(piece, spread, rows, slice(0, table.shape[2]))
+
+    def key(self, piece: Piece, grad: Tensor, rows: slice, cols: slice) -> None:
+        table = self.p.operands[piece.slots[1]]
+        if piece.space == ("line",):
+            for some in key_parts(rows, cols):
+                low, width = line_range(self.p, rows, some)
+                part = grad[..., some.start - cols.start : some.stop - cols.start]
+                self._meeting(piece, unskew(part.mT), some, slice(low, low + width))
+            return
+        if is_whole(piece.space, self.p, rows, cols) and len(piece.space[1]) == 1:
+            spread = across_axis_sums(piece.space[1][0], self.p, grad.mT, rows, table.shape[2])
+        else:
+            spread = self._scatter(piece, grad.mT, pair_index(piece.space, self.p, rows, cols).mT)
+        self._meeting(piece, spread, cols, slice(0, table.shape[2]))
+
+    def _scatter(self, piece: Piece, grad: Tensor, index: Tensor) -> Tensor:
+        size = self.p.operands[piece.slots[1]].shape[2]
+        return scatter(grad.contiguous(), index, size, meets(piece.space, self.p.form))
+
+    def _meeting(self, piece: Piece, spread: Tensor, mine: slice, at: slice) -> None:
+        """<x, R>: the gradient `spread` of what these rows of x gave to these rows of R."""
+        x, table = (self.p.operands[slot] for slot in piece.slots)
         self.add(piece.slots[0], spread @ table[:, :, at], mine)
-        self.add(piece.slots[1], spread.mT @ x, at)
+        self.add(piece.slots[1], spread.mT @ x[:, :, mine], at)
 
     def network(self, piece: Piece, grad: Tensor, rows: slice, cols: slice) -> None:
         weight1, bias1, weight2, readout = piece.slots

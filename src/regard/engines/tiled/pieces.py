@@ -1,6 +1,4 @@
-"""Content and pieces of the normal form: their values on a tile.
-
-Along a line, `skew` views turn "one number a displacement" into tiles and back without an index a pair."""
+"""Content and pieces of the normal form: their values on a tile."""
 
 from __future__ import annotations
 
@@ -9,7 +7,9 @@ from torch import Tensor
 
 from ...normal import Form, Piece, Problem
 from ..reference import EXACT_MATCH
+from .grids import across_axis, along_axis, is_whole, windows
 from .places import Span, coordinates, cut, pair_index, see, span_length
+from .skews import skew
 
 
 def logits_of(problem: Problem, rows: Span, cols: Span, *, masked: bool = True) -> Tensor:
@@ -63,19 +63,27 @@ def piece_value(piece: Piece, p: Problem, rows: Span, cols: Span) -> Tensor:
             low, width = line_range(p, rows, cols)
             turned = x[..., low : low + width].flip(-1)
             return turned.unfold(-1, span_length(cols), 1).flip(-2) if width else x[..., None, :0]
+        if isinstance(rows, slice) and is_whole(piece.space, p, rows, cols) and len(piece.space[1]) == 2:
+            return windows(x, p, rows)
         index = pair_index(piece.space, p, rows, cols)
         shape = max(x.shape[0], index.shape[0]), x.shape[1], *index.shape[2:]
         return x.unsqueeze(-2).expand(*shape[:3], -1).gather(-1, index.expand(shape))
-    table = p.operands[piece.slots[1]]
+    return _meeting_value(piece, p, rows, cols)
+
+
+def _meeting_value(piece: Piece, p: Problem, rows: Span, cols: Span) -> Tensor:
+    """<x, R[index]> on a tile, for x the query's or the key's."""
+    x, table = (p.operands[slot] for slot in piece.slots)
     across = piece.kind == "key"
-    x = x[:, :, cols if across else rows]
     if piece.space == ("line",) and isinstance(rows, slice) and isinstance(cols, slice):
+        if across:
+            return torch.cat([_key_lines(x, table, p, rows, some) for some in key_parts(rows, cols)], dim=-1)
         low, width = line_range(p, rows, cols)
-        part = table[:, :, low : low + width]
-        meeting = x @ (part if across else part.flip(-2)).mT
-        lines = skew(meeting, span_length(rows if across else cols))
-        return lines.mT if across else lines
-    meeting = x @ table.mT
+        return skew(x[:, :, rows] @ table[:, :, low : low + width].flip(-2).mT, span_length(cols))
+    meeting = x[:, :, cols if across else rows] @ table.mT
+    if isinstance(rows, slice) and is_whole(piece.space, p, rows, cols) and len(piece.space[1]) == 1:
+        (axis,) = piece.space[1]
+        return across_axis(axis, p, meeting, rows).mT if across else along_axis(axis, p, meeting, rows)
     index = pair_index(piece.space, p, rows, cols)
     index = index.mT if across else index
     shape = (max(meeting.shape[0], index.shape[0]), meeting.shape[1], *index.shape[2:])
@@ -83,35 +91,22 @@ def piece_value(piece: Piece, p: Problem, rows: Span, cols: Span) -> Tensor:
     return value.mT if across else value
 
 
+def _key_lines(x: Tensor, table: Tensor, p: Problem, rows: slice, cols: slice) -> Tensor:
+    low, width = line_range(p, rows, cols)
+    return skew(x[:, :, cols] @ table[:, :, low : low + width].mT, span_length(rows)).mT
+
+
+def key_parts(rows: slice, cols: slice) -> list[slice]:
+    """Columns a few at a time: a key meets rows + columns - 1 entries of a tile, so square tiles waste least."""
+    step = max(64, span_length(rows))
+    return [slice(at, min(at + step, cols.stop)) for at in range(cols.start, cols.stop, step)]
+
+
 def line_range(p: Problem, rows: slice, cols: slice) -> tuple[int, int]:
     """First table entry and number of entries a straight tile meets."""
     height, width = span_length(rows), span_length(cols)
     low = rows.start - (cols.stop - 1) + p.k.shape[2] - 1
     return low, (height + width - 1 if height and width else 0)
-
-
-def skew(x: Tensor, width: int) -> Tensor:
-    """x [.., n, n + width - 1] as y [.., n, width] with y[r, c] = x[r, n - 1 - r + c]: a view, no index a pair."""
-    x = x.contiguous()
-    n, w = x.shape[-2:]
-    if not n or not width:
-        return x[..., :width]
-    return x.as_strided((*x.shape[:-1], width), (*x.stride()[:-2], w - 1, 1), x.storage_offset() + n - 1)
-
-
-def unskew(y: Tensor) -> Tensor:
-    """The adjoint of skew: y [.., n, width] laid into zeros [.., n, n + width - 1]."""
-    n, width = y.shape[-2:]
-    x = y.new_zeros(*y.shape[:-1], max(n + width - 1, 0))
-    if n and width:
-        skew(x, width).copy_(y)
-    return x
-
-
-def diagonal_sums(x: Tensor, rows: slice, cols: slice, k_len: int) -> tuple[int, Tensor]:
-    """Sums of x [.., rows, cols] along i - j: the first table entry met, and [.., rows + cols - 1] from there."""
-    low = rows.start - (cols.stop - 1) + k_len - 1
-    return low, unskew(x).sum(-2).flip(-1)
 
 
 def scatter(x: Tensor, index: Tensor, size: int, meets: bool) -> Tensor:

@@ -13,8 +13,10 @@ from ...masks import Mask
 from ...normal import Problem, each_head, index_size, pick_heads
 from ...tables import take
 from ..reference import keep
-from .pieces import diagonal_sums, logits_of, meets, scatter
+from .grids import is_whole, line_of, window_sums
+from .pieces import logits_of, meets, scatter
 from .places import indices, pair_index, see
+from .skews import diagonal_sums
 
 #: numbers in a strip
 STRIP = 1 << 21
@@ -86,6 +88,10 @@ class Strip:
             total[self.batch, self.heads, low : low + sums.shape[-1]] += sums
         else:
             space = ("grid", tuple(range(len(form.q_geometry[1]))))
+            if is_whole(space, self.problem, self.rows, self.cols) and len(space[1]) == 2:
+                at, sums = window_sums(x, self.problem, self.rows)
+                total[self.batch, self.heads, at] += sums
+                return
             index = pair_index(space, self.problem, self.rows, self.cols)
             n = index_size(space, form, 0, 0)
             total[self.batch, self.heads] += scatter(x, index, n, meets(space, form))[..., : n - 3].sum(-2)
@@ -111,6 +117,8 @@ def each_strip(problem: Problem) -> Iterator[tuple[slice, slice]]:
     """Rows that fill a strip, with the columns any of them can see."""
     _, _, q_len, k_len = problem.sizes
     step = max(MIN_ROWS, STRIP // max(k_len * problem.q.shape[0] * problem.q.shape[1], 1))
+    line = line_of(problem.form)
+    step = max(line, step // line * line)
     for first in range(0, q_len, step):
         rows = slice(first, min(first + step, q_len))
         yield rows, columns(problem, rows)
