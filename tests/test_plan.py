@@ -37,6 +37,7 @@ def test_a_plan_says_what_runs_and_what_was_rewritten():
     told = str(A.plan)
     for words in (
         "engine  tiled (cpu, float32)",
+        "not  cpu: the fused kernel has no softcap",
         "slope times distance, computed",
         "table b[head, i - j], constant from 128 on",
         "<u_i, R[i - j]>, R kept by bins, constant from 3 on",
@@ -50,7 +51,7 @@ def test_a_plan_says_what_runs_and_what_was_rewritten():
 
 def test_an_engine_can_be_asked_for_and_an_unknown_one_is_refused():
     assert matrix(engine="reference").plan.engine == "reference"
-    with pytest.raises(ValueError, match="engine: expected one of tiled, reference, found 'cuda'"):
+    with pytest.raises(ValueError, match="engine: expected one of cpu, tiled, reference, found 'cuda'"):
         str(matrix(engine="cuda").plan)
 
 
@@ -68,7 +69,8 @@ def test_a_refused_engine_gives_its_reason(monkeypatch):
     monkeypatch.setattr(tiled, "refuse", lambda *_: "not today")
     planning._plan.cache_clear()
     try:
-        assert "not  tiled: not today" in str(matrix().plan) and matrix().plan.engine == "reference"
+        A = matrix(score=rg.InverseDistance())
+        assert "not  tiled: not today" in str(A.plan) and A.plan.engine == "reference"
         with pytest.raises(ValueError, match="engine: tiled cannot run this: not today"):
             str(matrix(engine="tiled").plan)
     finally:

@@ -242,15 +242,15 @@ def euclidean(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     group = q.shape[1] // k.shape[1]
-    still = k.detach().to(wide)
+    still = k.detach().double()
     centre = torch.where(still.isfinite(), still, 0.0).sum(-2, keepdim=True) / max(k.shape[-2], 1)
-    k = k.to(wide) - centre
-    q = q.to(wide) - (centre if group == 1 else centre.repeat_interleave(group, dim=1))
-    column = -0.5 * k.square().sum(-1)
+    k = (k.double() - centre).to(wide)
+    q = (q.double() - (centre if group == 1 else centre.repeat_interleave(group, dim=1))).to(wide)
+    row, column = (-0.5 * x.double().square().sum(-1) for x in (q, k))  # of the rounded vectors, rounded once
     far = column == -torch.inf  # an infinitely far key: its dot products would be inf - inf
     k = k.masked_fill(far.unsqueeze(-1), 0.0)
     column = column if group == 1 else column.repeat_interleave(group, dim=1)
-    return q, k, -0.5 * q.square().sum(-1), column
+    return q, k, row.to(wide), column.to(wide)
 
 
 def rotary(term: Rotary, d: Description) -> tuple[Tensor, Tensor]:

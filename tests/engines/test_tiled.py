@@ -4,53 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from descriptions import GRID_TERMS, LINE_TERMS, MASKS, POINT_TERMS, Case, cases
+from comparing import KINDS, compare, cut, plain_case, results
+from descriptions import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import all_within_budget, within_budget
+from support import within_budget
 
 from regard.engines.tiled import strips as strips_module
-
-
-@pytest.fixture(params=["one strip", "many strips"])
-def strips(request, monkeypatch):
-    """Small problems in one strip, and cut into many."""
-    cut(monkeypatch, request.param == "many strips")
-
-
-def cut(monkeypatch, small: bool) -> None:
-    if small:
-        monkeypatch.setattr(strips_module, "STRIP", 8)
-        monkeypatch.setattr(strips_module, "MIN_ROWS", 2)
-
-
-def results(
-    case: Case, dtype: torch.dtype, engine: str | None, exact: bool = False, nudge: bool = False, device: str = "cpu"
-) -> dict[str, torch.Tensor]:
-    """The product, lse, weights and logits of a case, and every gradient of a random function of them."""
-    built = case.build(dtype, exact, nudge, device)
-    A = built.matrix(engine)
-    out = A @ built.v
-    weights, logits, lse = A.dense(), A.logits.dense(), A.lse
-    found = {"out": out, "weights": weights, "logits": logits, "lse": lse}
-    random = torch.Generator().manual_seed(7)
-    for what, x in list(found.items()):
-        x = torch.where(x.isfinite(), x, 0.0).double()
-        loss = (x * torch.randn(x.shape, generator=random, dtype=torch.float64).to(device)).sum()
-        leaves = built.leaves if loss.requires_grad else {}  # nothing to differentiate in an empty A
-        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True) if leaves else ()
-        for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
-            found[f"gradient of {what} to {name}"] = torch.zeros_like(leaf) if grad is None else grad
-    return found
-
-
-def compare(case: Case, dtype: torch.dtype, device: str = "cpu") -> None:
-    """Values share one budget and gradients another."""
-    found, plain = (results(case, dtype, engine, device=device) for engine in (None, "reference"))
-    exact, nudged = (results(case, dtype, "reference", exact=True, nudge=n, device=device) for n in (False, True))
-    for kind in (True, False):
-        names = [name for name in found if name.startswith("gradient") == kind and name in exact]
-        all_within_budget(*({name: x[name] for name in names} for x in (found, plain, exact, nudged)))
 
 
 @given(case=cases())
@@ -59,23 +19,7 @@ def compare(case: Case, dtype: torch.dtype, device: str = "cpu") -> None:
 def test_tiled_equals_the_definition(small, case):
     with pytest.MonkeyPatch.context() as patch:
         cut(patch, small)
-        compare(case, torch.float32)
-
-
-def plain_case(**changes) -> Case:
-    usual = dict(
-        seed=1, batch=2, heads=4, kv_heads=2, geometry="line", q_shape=(7,), k_shape=(7,), score="dot",
-        scale="default", terms=(), mask="none", starts="zero", softcap=False, sink=False, v_dim=3,
-    )  # fmt: skip
-    return Case(**{**usual, **changes})
-
-
-KINDS = (
-    [("line", (7,), (term,), "none") for term in LINE_TERMS]
-    + [(g, (3, 2), (term,), "none") for g in ("grid", "class grid") for term in GRID_TERMS]
-    + [(g, (7,), (term,), "none") for g in ("points", "places") for term in POINT_TERMS]
-    + [("line", (7,), ("t5",), mask) for mask in MASKS]
-)
+        compare(case, torch.float32, "tiled")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -83,7 +27,7 @@ KINDS = (
 def test_every_kind_stays_within_the_budget(geometry, shape, terms, mask, dtype):
     if dtype == torch.bfloat16 and "nearest" in mask:
         pytest.skip("rounding to bfloat16 changes which keys are nearest")
-    compare(plain_case(geometry=geometry, q_shape=shape, k_shape=shape, terms=terms, mask=mask), dtype)
+    compare(plain_case(geometry=geometry, q_shape=shape, k_shape=shape, terms=terms, mask=mask), dtype, "tiled")
 
 
 @pytest.mark.parametrize("geometry, shape, terms, mask", KINDS)
@@ -95,7 +39,7 @@ def test_gradcheck_of_every_kind(geometry, shape, terms, mask):
     built = case.build(torch.float64)
 
     def product(*leaves: torch.Tensor) -> torch.Tensor:
-        return built.matrix() @ built.v
+        return built.matrix("tiled") @ built.v
 
     torch.autograd.gradcheck(product, tuple(built.leaves.values()), fast_mode=True)
 
@@ -104,14 +48,14 @@ def test_gradcheck_of_every_kind(geometry, shape, terms, mask):
 def test_gradcheck_of_every_score(score):
     built = plain_case(batch=1, heads=2, kv_heads=1, q_shape=(4,), k_shape=(4,), score=score, scale="tensor",
                        terms=("rotary",), softcap=True).build(torch.float64)  # fmt: skip
-    torch.autograd.gradcheck(lambda *_: built.matrix() @ built.v, tuple(built.leaves.values()))
+    torch.autograd.gradcheck(lambda *_: built.matrix("tiled") @ built.v, tuple(built.leaves.values()))
 
 
 @given(case=cases(), data=st.data())
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_slices_of_any_kind_are_those_of_the_dense_matrix(case, data):
     built = case.build(torch.float64)
-    A, R = built.matrix(), built.matrix("reference").dense()
+    A, R = built.matrix("tiled"), built.matrix("reference").dense()
     batch, heads, q_len, k_len = built.sizes
 
     def index(size: int, tensor: bool):
@@ -167,6 +111,6 @@ def test_memory_is_linear():
 def test_gradients_have_the_same_bits_every_time():
     case = plain_case(q_shape=(60,), k_shape=(60,), terms=("t5", "shaw", "key table"))
     torch.use_deterministic_algorithms(False)
-    first, second = (results(case, torch.float32, None) for _ in range(2))
+    first, second = (results(case, torch.float32, "tiled") for _ in range(2))
     for name in first:
         assert torch.equal(first[name], second[name]), name

@@ -11,7 +11,7 @@ import torch
 import regard as rg
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
-from test_tiled import KINDS, compare, plain_case, results
+from comparing import KINDS, compare, plain_case, results
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -19,12 +19,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.mark.parametrize("geometry, shape, terms, mask", KINDS)
 def test_every_kind_stays_within_the_budget(geometry, shape, terms, mask):
     case = plain_case(geometry=geometry, q_shape=shape, k_shape=shape, terms=terms, mask=mask)
-    compare(case, torch.float32, "cuda")
+    compare(case, torch.float32, None, "cuda")
 
 
 @pytest.mark.parametrize("score", ["cosine", "euclidean", "inverse"])
 def test_every_score_stays_within_the_budget(score):
-    compare(plain_case(score=score, scale="tensor", terms=("rotary",), softcap=True, sink=True), torch.float32, "cuda")
+    compare(
+        plain_case(score=score, scale="tensor", terms=("rotary",), softcap=True, sink=True), torch.float32, None, "cuda"
+    )
 
 
 @pytest.mark.parametrize("geometry, terms", [("line", ("t5", "shaw", "key table")), ("places", ("per axis query",))])

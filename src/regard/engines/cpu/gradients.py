@@ -100,12 +100,11 @@ class _Block:
         ends = turn(lse.masked_fill(lse == -torch.inf, torch.inf)).unsqueeze(-1)  # rows that see nothing: weights 0
         weights = self.logits(q, k, rows, cols).sub_(ends).exp_()
         # exp(logit - lse) carries the rounding of lse; the rows are whole, so their sum tells it, and g makes it good
-        right, share = 1.0, None
+        total = weights.sum(-1, keepdim=True)
+        share = None
         if p.form.sink >= 0:
             share = torch.exp(p.operands[p.form.sink].unsqueeze(-1).unsqueeze(-1) - ends)
-            right = 1.0 - share
-        total = weights.sum(-1, keepdim=True)
-        fix = torch.where(total > 0, right / total, 0.0)
+        fix = torch.where(total > 0, (1.0 if share is None else 1.0 - share) / total, 0.0)
         d_weights = (g * fix) @ v.mT
         inner = torch.linalg.vecdot(weights, d_weights).unsqueeze(-1) - turn(d_lse).unsqueeze(-1)
         accumulate(self.d_values[:, :, cols], weights.mT @ (g * fix))
@@ -118,11 +117,9 @@ class _Block:
 
     def logits(self, q: Tensor, k: Tensor, rows: slice, cols: slice) -> Tensor:
         """scale * q kᵀ + bias, in one matrix product that starts from the bias."""
-        if self.turned:
-            assert self.table is not None
+        bias = block_bias(self.p, self.fed, self.table, rows, cols) if not self.turned else None
+        if self.turned and self.table is not None:
             bias = toeplitz(self.table, self.p.q.shape[2], rows, cols).expand(*q.shape[:2], -1, -1)
-        else:
-            bias = block_bias(self.p, self.fed, self.table, rows, cols)
         if bias is None:
             return (q @ k.mT).mul_(self.p.scale)
         flat = torch.baddbmm(bias.flatten(0, 1), q.flatten(0, 1), k.flatten(0, 1).mT, alpha=self.p.scale)

@@ -68,7 +68,8 @@ def along_axis(axis: int, p: Problem, meeting: Tensor, rows: slice) -> Tensor:
     """<u_i, R> [.., rows, n] of one axis, for every key of the grid: [.., rows, all keys]."""
     index, shape = axis_index(axis, p, rows), p.form.k_geometry[1]
     each = meeting.gather(-1, index.expand(*meeting.shape[:-1], -1))
-    each = each[(..., *[None] * axis, slice(None), *[None] * (len(shape) - axis - 1))]
+    at = (..., *[None] * axis, slice(None), *[None] * (len(shape) - axis - 1))
+    each = each[at]
     return each.expand(*meeting.shape[:-1], *shape).flatten(-len(shape))
 
 

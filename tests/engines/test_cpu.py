@@ -1,0 +1,81 @@
+"""The CPU engine, wherever the plan chooses it, against the definition, under the one error budget."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from comparing import KINDS, compare, cut, plain_case, results
+from descriptions import cases
+from hypothesis import given, settings
+from torch import nn
+
+import regard as rg
+
+
+@given(case=cases())
+@settings(max_examples=80, deadline=None, derandomize=True)
+@pytest.mark.parametrize("small", [False, True])
+def test_the_chosen_engine_equals_the_definition(small, case):
+    with pytest.MonkeyPatch.context() as patch:
+        cut(patch, small)
+        compare(case, torch.float32, None)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"]
+)
+@pytest.mark.parametrize("geometry, shape, terms, mask", KINDS)
+def test_every_kind_stays_within_the_budget(geometry, shape, terms, mask, dtype):
+    if dtype != torch.float32 and "nearest" in mask:
+        pytest.skip("rounding to half precision changes which keys are nearest")
+    compare(plain_case(geometry=geometry, q_shape=shape, k_shape=shape, terms=terms, mask=mask), dtype, "cpu")
+
+
+@pytest.mark.parametrize("starts", ["numbers", "rows"])
+@pytest.mark.parametrize("mask", ["causal", "window", "causal & lengths"])
+@pytest.mark.parametrize("terms", [(), ("t5",), ("t5", "slope", "shaw")])
+def test_longer_than_a_block(terms, mask, starts):
+    case = plain_case(q_shape=(300,), k_shape=(280,), terms=terms, mask=mask, starts=starts, v_dim=6, sink=True)
+    compare(case, torch.float32, "cpu")
+
+
+def test_gradients_have_the_same_bits_every_time():
+    torch.use_deterministic_algorithms(False)
+    case = plain_case(q_shape=(300,), k_shape=(300,), terms=("t5", "shaw", "key table"))
+    first, second = (results(case, torch.float32, "cpu") for _ in range(2))
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def test_what_the_fused_kernel_cannot_do_is_said():
+    q = torch.randn(1, 1, 4, 4)
+    for words, keywords in {
+        "dot products only": {"score": rg.InverseDistance()},
+        "no softcap": {"softcap": 2.0},
+        "dropout is not the same": {"dropout": 0.5},
+        "one number as its scale": {"scale": nn.Parameter(torch.ones(1))},
+    }.items():
+        plan = rg.attention(q, q, **keywords).plan
+        assert plan.engine == "tiled" and words in dict(plan.refused)["cpu"]
+
+
+def test_memory_of_a_learned_bias_is_that_of_its_table():
+    """Forward and backward make no tensor of N x N numbers."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    n, largest = 4096, 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for x in out if isinstance(out, (tuple, list)) else (out,):
+                if isinstance(x, torch.Tensor):
+                    largest = max(largest, x.untyped_storage().nbytes() // x.element_size())
+            return out
+
+    q, k, v = (torch.randn(1, 1, n, 8, requires_grad=True) for _ in range(3))
+    A = rg.attention(q, k, position=rg.recipes.t5(1) + rg.recipes.shaw(8, 16), engine="cpu")
+    with Watch():
+        (A @ v).sum().backward()
+    assert largest < n * n // 8
