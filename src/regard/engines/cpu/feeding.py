@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ...normal import Piece, Problem
-from ..tiled.grids import line_of
-from ..tiled.pieces import gated
+from ..tiled.grids import line_of, over_grid
+from ..tiled.pieces import axis_value, gated
 from ..tiled.places import see
 from ..tiled.strips import columns
 
@@ -140,9 +140,15 @@ def block_bias(p: Problem, fed: Feed, table: Tensor | None, rows: slice, cols: s
     total: Tensor | None = None
     if table is not None:
         total = toeplitz(table, p.q.shape[2], rows, cols).flip(-2)
-    for piece in fed.pieces:
-        value = gated(piece, p, rows, cols)
+    along = [axis_value(piece, p, rows, cols) for piece in fed.pieces]
+    spread = [value for value in along if value is not None]
+    if spread:  # rows and columns of a grid are added before they are laid out
+        value = over_grid(sum(spread[1:], start=spread[0]), p)
         total = value if total is None else total + value
+    for piece, done in zip(fed.pieces, along, strict=True):
+        if done is None:
+            value = gated(piece, p, rows, cols)
+            total = value if total is None else total + value
     if fed.mask is not None:
         seen = see(p, fed.mask, rows, cols)
         shape = torch.broadcast_shapes(seen.shape, total.shape if total is not None else seen.shape)

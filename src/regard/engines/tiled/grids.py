@@ -38,12 +38,16 @@ def _lines(p: Problem, rows: slice) -> tuple[int, int] | None:
 
 
 def windows(table: Tensor, p: Problem, rows: slice) -> Tensor:
-    """A table [.., n + 3] over two axes on a tile of whole lines: [.., rows, all keys]."""
+    """A table [.., n + 3] over two axes on a tile of whole lines: [.., rows, all keys]. One copy, of whole windows."""
     (q_high, q_wide), (k_high, k_wide) = p.form.q_geometry[1], p.form.k_geometry[1]
-    first, last = _lines(p, rows) or (0, 0)
-    body = table[..., :-3].unflatten(-1, (q_high + k_high - 1, q_wide + k_wide - 1)).flip(-2, -1)
-    each = body.unfold(-2, k_high, 1).unfold(-2, k_wide, 1)  # [.., q_high, q_wide, k_high, k_wide], queries reversed
-    return each[..., q_high - last : q_high - first, :, :, :].flip(-4, -3).flatten(-4, -3).flatten(-2)
+    line = q_wide + k_wide - 1
+    body = table[..., :-3].flip(-1).contiguous()
+    every = body.as_strided(  # the window that begins at each entry
+        (*body.shape[:-1], (q_high - 1) * line + q_wide, k_high, k_wide), (*body.stride()[:-1], 1, line, 1)
+    )
+    query = indices(rows, table.device)
+    begin = (q_high - 1 - query // q_wide) * line + q_wide - 1 - query % q_wide
+    return every.index_select(-3, begin).flatten(-2)
 
 
 def window_sums(x: Tensor, p: Problem, rows: slice) -> tuple[slice, Tensor]:
@@ -65,12 +69,17 @@ def axis_index(axis: int, p: Problem, rows: Span) -> Tensor:
 
 
 def along_axis(axis: int, p: Problem, meeting: Tensor, rows: slice) -> Tensor:
-    """<u_i, R> [.., rows, n] of one axis, for every key of the grid: [.., rows, all keys]."""
-    index, shape = axis_index(axis, p, rows), p.form.k_geometry[1]
+    """<u_i, R> [.., rows, n] of one axis, for each place on it: [.., rows, 1, .., places, .., 1]."""
+    index, axes = axis_index(axis, p, rows), len(p.form.k_geometry[1])
     each = meeting.gather(-1, index.expand(*meeting.shape[:-1], -1))
-    at = (..., *[None] * axis, slice(None), *[None] * (len(shape) - axis - 1))
-    each = each[at]
-    return each.expand(*meeting.shape[:-1], *shape).flatten(-len(shape))
+    at = (..., *[None] * axis, slice(None), *[None] * (axes - axis - 1))
+    return each[at]
+
+
+def over_grid(each: Tensor, p: Problem) -> Tensor:
+    """Values along axes, for every key of the grid: [.., rows, all keys]."""
+    shape = p.form.k_geometry[1]
+    return each.expand(*each.shape[: -len(shape)], *shape).flatten(-len(shape))
 
 
 def axis_sums(axis: int, p: Problem, x: Tensor, rows: slice, size: int) -> Tensor:

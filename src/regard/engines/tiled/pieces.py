@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...normal import Form, Piece, Problem
 from ..reference import EXACT_MATCH
-from .grids import across_axis, along_axis, is_whole, windows
+from .grids import across_axis, along_axis, is_whole, over_grid, windows
 from .places import Span, coordinates, cut, pair_index, see, span_length
 from .skews import skew
 
@@ -40,6 +40,16 @@ def content(p: Problem, rows: Span, cols: Span) -> Tensor:
         total = -power * torch.log(apart.masked_fill(met, 1.0))
         total = total.masked_fill(met, EXACT_MATCH if power > 0 else -torch.inf) * p.scale
     return total if p.form.scale < 0 else total * cut(p.operands[p.form.scale], rows, cols)
+
+
+def axis_value(piece: Piece, p: Problem, rows: Span, cols: Span) -> Tensor | None:
+    """A query term on one axis of a whole grid, before it is spread over the others; None for any other piece."""
+    if piece.kind != "query" or piece.gate >= 0 or not isinstance(rows, slice) or len(piece.space[-1]) != 1:
+        return None
+    if not is_whole(piece.space, p, rows, cols):
+        return None
+    x, table = (p.operands[slot] for slot in piece.slots)
+    return along_axis(piece.space[1][0], p, x[:, :, rows] @ table.mT, rows)
 
 
 def gated(piece: Piece, p: Problem, rows: Span, cols: Span) -> Tensor:
@@ -83,7 +93,7 @@ def _meeting_value(piece: Piece, p: Problem, rows: Span, cols: Span) -> Tensor:
     meeting = x[:, :, cols if across else rows] @ table.mT
     if isinstance(rows, slice) and is_whole(piece.space, p, rows, cols) and len(piece.space[1]) == 1:
         (axis,) = piece.space[1]
-        return across_axis(axis, p, meeting, rows).mT if across else along_axis(axis, p, meeting, rows)
+        return across_axis(axis, p, meeting, rows).mT if across else over_grid(along_axis(axis, p, meeting, rows), p)
     index = pair_index(piece.space, p, rows, cols)
     index = index.mT if across else index
     shape = (max(meeting.shape[0], index.shape[0]), meeting.shape[1], *index.shape[2:])
