@@ -78,7 +78,7 @@ def asked(case: Case) -> dict[str, Summary]:
 def flat(results: dict) -> dict[str, Tensor]:
     found = dict(results)
     pooled = found.pop("heat map")
-    assert torch.equal(pooled.mean, pooled.sum / pooled.count.clamp(min=1))
+    assert torch.equal(pooled.mean, pooled.sum / pooled.count.clamp(min=1).to(pooled.sum.dtype))
     return {**found, "heat map sum": pooled.sum, "heat map count": pooled.count, "heat map max": pooled.max}
 
 

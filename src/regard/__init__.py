@@ -71,6 +71,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The public names, when the first is asked for: the command line answers `--help` before torch is imported."""
+    if name in ("masks", "position", "features", "summaries"):  # what docstrings point to
+        from . import features, masks, position, summaries
+
+        return {"features": features, "masks": masks, "position": position, "summaries": summaries}[name]
     if name not in __all__:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
     from . import public

@@ -213,19 +213,17 @@ def _check_starts(
             raise ValueError(
                 f"geometry: Points has {geometry.coords.shape[0]} batch rows, expected {len(q)} as in {name}"
             )
-    if q.shape[-2] != k.shape[-2] and q_start is None and mask is not None and _uses_order(mask):
+    if q.shape[-2] != k.shape[-2] and q_start is None and mask is not None and mask.ordered:
+        end = k.shape[-2] - q.shape[-2]
         raise ValueError(
             f"q_start: q_len = {q.shape[-2]} and k_len = {k.shape[-2]} differ, so say where the queries stand: "
-            f"q_start={k.shape[-2] - q.shape[-2]} puts them at the end of the keys, q_start=0 at their beginning"
+            + (f"q_start={end} puts them at the end of the keys, " if end > 0 else "")
+            + "q_start=0 at their beginning"
         )
 
 
 def _whole(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
-
-
-def _uses_order(mask: Mask) -> bool:
-    return any(map(_uses_order, mask.parts())) if mask.parts() else type(mask).__name__ in ("_Causal", "_Window")
 
 
 def _check_term(given: Term | Bound, q: Tensor, k: Tensor, axes: int) -> None:

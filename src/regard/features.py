@@ -330,8 +330,7 @@ class Sinusoid(Feature):
 
     def parts(self, place: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of ω times a place or displacement [..., 1], each [..., frequencies]."""
-        omega = self.frequencies.to(place.device)
-        angle = place.to(omega.dtype) * omega
+        angle = place.double() * self.frequencies.to(place.device).double()
         return angle.cos(), angle.sin()
 
     def combine(self, cos: Tensor, sin: Tensor) -> Tensor:

@@ -43,6 +43,8 @@ class Mask:
 
     #: depends on the logits, not on positions alone
     scored = False
+    #: depends on the order of queries and keys in the sequence
+    ordered = False
 
     def visible(self, pairs: Pairs) -> Tensor:
         raise TypeError(f"{type(self).__name__} defines no visible(pairs)")
@@ -55,6 +57,9 @@ class Mask:
 
     def parts(self) -> tuple[Mask, ...]:
         return ()
+
+    def __bool__(self) -> bool:
+        raise TypeError("a mask is not true or false: combine masks with & | ~, not with and, or, not")
 
     def __and__(self, other: Mask) -> Mask:
         return _And(_operands(_And, self, other))
@@ -80,6 +85,10 @@ class _Combination(Mask):
     @property
     def scored(self) -> bool:  # type: ignore[override]
         return any(part.scored for part in self._parts)
+
+    @property
+    def ordered(self) -> bool:  # type: ignore[override]
+        return any(part.ordered for part in self._parts)
 
     def parts(self) -> tuple[Mask, ...]:
         return self._parts
@@ -138,6 +147,8 @@ class _Not(_Combination):
 class _Causal(Mask):
     """The key is not after the query."""
 
+    ordered = True
+
     def visible(self, pairs: Pairs) -> Tensor:
         return (pairs.flat >= 0).unsqueeze(1)
 
@@ -153,6 +164,7 @@ class _Window(Mask):
 
     def __init__(self, lo: int | tuple | None, hi: int | tuple | None, name: str):
         self.lo, self.hi, self.name = lo, hi, name
+        self.ordered = not isinstance(lo, tuple)
 
     def visible(self, pairs: Pairs) -> Tensor:
         if not isinstance(self.lo, tuple) and not isinstance(self.hi, tuple):

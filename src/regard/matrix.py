@@ -7,6 +7,7 @@ differentiable.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -169,12 +170,12 @@ class AttentionMatrix:
         """A @ v: the fused product, differentiable in q, k, v and every learned part of the description."""
         if isinstance(v, Tensor) and v.device == self.device and v.dtype != torch.float64:
             if torch.is_autocast_enabled(v.device.type):
-                v = v.to(torch.get_autocast_dtype(v.device.type))
+                v = v.to(self.dtype)
         problem = self._problem()
         v = check_values(v, problem.k, self._description.q.dtype, problem.q.shape[1], self._dropped)
         with self._own_precision():
             out, lse = ops.attend(problem, v, self._description.engine)
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
             self._lse = lse.detach()
         return self._drop(out)
 
@@ -222,13 +223,13 @@ class AttentionMatrix:
     def _whole_lse(self) -> Tensor:
         if self._lse is not None and not self._tracks:
             self._check_unchanged()
-            return self._lse
+            return self._lse.clone()
         problem = self._problem()
         empty = problem.k.new_empty((*problem.k.shape[:3], 0), dtype=self.dtype)
         with self._own_precision():
             lse = ops.attend(problem, empty, self._description.engine)[1]
-        if not torch.compiler.is_compiling():
-            self._lse = lse.detach()
+        if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
+            self._lse = lse.detach().clone()
         return lse
 
     def dense(self, *, force: bool = False) -> Tensor:
@@ -362,13 +363,13 @@ class AttentionMatrix:
     @property
     def _still(self) -> Problem:
         """The problem without gradients; made once."""
-        if self._cached is None or torch.compiler.is_compiling():
-            with torch.no_grad():
-                made = self._lower()
-            if torch.compiler.is_compiling():
-                return made
+        if self._cached is not None:
+            return self._cached
+        with torch.no_grad():
+            made = self._lower()
+        if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
             self._cached = made
-        return self._cached
+        return made
 
     def _problem(self) -> Problem:
         """The problem as gradients want it: made anew for each use that records them, so that none is shared."""
@@ -392,12 +393,20 @@ class AttentionMatrix:
     def _check_unchanged(self) -> None:
         if self._seen is None or torch.compiler.is_compiling():
             return
-        for name, tensor, version in self._seen:
-            if tensor._version != version:
+        now = [(name, t) for name, t in self._description.tensors() if not t.is_inference()]
+        for (name, tensor, version), (_, current) in zip(self._seen, now, strict=True):
+            if tensor is not current or tensor._version != version:
+                how = "changed in place" if tensor is current else "replaced"
                 raise RuntimeError(
-                    f"{name}: a tensor of shape {list(tensor.shape)} that A was made from has been changed in place "
+                    f"{name}: a tensor of shape {list(tensor.shape)} that A was made from has been {how} "
                     "since; make A again with attention(...)"
                 )
+
+    def __deepcopy__(self, memo: dict) -> AttentionMatrix:
+        return AttentionMatrix(copy.deepcopy(self._description, memo), self._selection, self._dropped)
+
+    def __reduce__(self) -> tuple:
+        return AttentionMatrix, (self._description, self._selection, self._dropped)
 
     def _drop(self, result: Any) -> Any:
         """Take away the axes that were indexed away, in a tensor or in what holds tensors."""

@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
 
 class Form(NamedTuple):
-    content: tuple = ("dot",)  # or ("distance", power)
+    content: tuple = ("dot",)  # or ("distance", power): -power log |q - k|, or ("squared",): -|q - k|^2 / 2
     pieces: tuple[Piece, ...] = ()
     mask: tuple | None = None
     q_geometry: tuple = ("line",)  # or ("grid", shape, unplaced) or ("points", axes, coords slot, placed slot)

@@ -113,7 +113,8 @@ def engine_module(name: str) -> ModuleType:
 
 
 def _content(form: Form) -> str:
-    kind = "<q, k>" if form.content[0] == "dot" else f"-{form.content[1]:g} log |q - k|"
+    kinds = {"dot": "<q, k>", "squared": "-|q - k|^2 / 2, keys too far apart for a dot product"}
+    kind = kinds.get(form.content[0]) or f"-{form.content[1]:g} log |q - k|"
     return f"scale * {kind}" + (", scale a tensor" if form.scale >= 0 else "")
 
 

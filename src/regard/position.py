@@ -30,6 +30,9 @@ class Position:
     def __add__(self, other: Position) -> Terms:
         return Terms([self, other])
 
+    def __radd__(self, other: int) -> Position:
+        return self if other == 0 else NotImplemented  # sum([a, b]) begins with 0
+
 
 class Term(Position, nn.Module):
     """Base of the four terms."""

@@ -37,7 +37,7 @@ class Pooled(NamedTuple):
     @property
     def mean(self) -> Tensor:
         """Mean weight of the visible pairs of each cell, 0 where none is visible."""
-        return self.sum / self.count.clamp(min=1)
+        return self.sum / self.count.clamp(min=1).to(self.sum.dtype)
 
 
 class Summary:
@@ -136,36 +136,34 @@ class Heatmap(Summary):
     def start(self, problem: Problem) -> list[Tensor]:
         high, wide = self.cell(problem)
         shape = -(-problem.q.shape[2] // high), -(-problem.k.shape[2] // wide)
-        return [_zeros(problem, *shape) for _ in range(3)]
+        total, count, peak = (_zeros(problem, *shape) for _ in range(3))
+        return [total, count.double(), peak]  # counts pass what a float32 can count
 
     def update(self, state: list[Tensor], strip: Any) -> None:
         high, wide = self.cell(strip.problem)
         if not strip.weights.numel():
             return
-        first, last = strip.cols.start // wide, (strip.cols.stop - 1) // wide
-        pad = strip.cols.start - first * wide, (last + 1) * wide - strip.cols.stop
-        row = torch.arange(strip.rows.start, strip.rows.stop, device=strip.weights.device) // high
-        top, bottom = strip.rows.start // high, (strip.rows.stop - 1) // high
-        hot = torch.nn.functional.one_hot(row - top, bottom - top + 1).to(strip.weights.dtype).mT
-        at = strip.batch, strip.heads, slice(top, bottom + 1), slice(first, last + 1)
-        weights = _columns(strip.weights, pad, wide)
-        state[0][at] += hot @ weights.sum(-1)
-        state[1][at] += hot @ _columns(strip.visible, pad, wide).sum(-1)
-        high_rows = weights.amax(-1)
-        where = (row - top)[:, None].expand(high_rows.shape)
-        peak = torch.zeros_like(state[2][at]).scatter_reduce(-2, where, high_rows, "amax")
-        state[2][at] = torch.maximum(state[2][at], peak)
+        (top, above, below), (left, before, after) = (
+            _cells(span, size) for span, size in ((strip.rows, high), (strip.cols, wide))
+        )
+        cells = []
+        for x in (strip.weights, strip.visible):
+            x = torch.nn.functional.pad(x, (before, after, above, below))
+            cells.append(x.unflatten(-1, (-1, wide)).unflatten(-3, (-1, high)))
+        at = strip.batch, strip.heads, slice(top, top + cells[0].shape[-4]), slice(left, left + cells[0].shape[-2])
+        state[0][at] += cells[0].sum((-3, -1))
+        state[1][at] += cells[1].sum((-3, -1), dtype=torch.float64)
+        state[2][at] = torch.maximum(state[2][at], cells[0].amax((-3, -1)))
 
     def finish(self, state: list[Tensor], problem: Problem) -> Pooled:
         total, count, peak = state
         return Pooled(total, count, peak, self.cell(problem))
 
 
-def _columns(x: Tensor, pad: tuple[int, int], wide: int) -> Tensor:
-    """x [.., rows, cols] as [.., rows, cells, wide]."""
-    if any(pad):
-        x = torch.nn.functional.pad(x, pad)
-    return x.unflatten(-1, (-1, wide))
+def _cells(span: slice, size: int) -> tuple[int, int, int]:
+    """The first cell a span touches, and how far its cells reach beyond it on either side."""
+    first, last = span.start // size, -(-span.stop // size)
+    return first, span.start - first * size, last * size - span.stop
 
 
 class Profile(Summary):
@@ -295,7 +293,9 @@ class Toeplitz(Summary):
         return [_zeros(problem, _displacements(problem, "Toeplitz")) for _ in range(3)]
 
     def update(self, state: list[Tensor], strip: Any) -> None:
-        for total, x in zip(state, (strip.weights, strip.visible, strip.weights.square()), strict=True):
+        # the share is the same for A less a constant, and float32 keeps more of what is left
+        off = strip.weights - strip.visible / max(strip.problem.k.shape[2], 1)
+        for total, x in zip(state, (off, strip.visible, off.square()), strict=True):
             strip.add_by_displacement(total, x)
 
     def finish(self, state: list[Tensor], problem: Problem) -> Tensor:

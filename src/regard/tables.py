@@ -64,6 +64,13 @@ def _take_grad(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
 take.register_autograd(_take_grad, setup_context=_take_setup)
 
 
+def _refuse_twice(ctx: Any, *grads: Any) -> None:
+    raise RuntimeError("regard: the gradient of a gradient of a table is not available; use engine='reference' for it")
+
+
+take_backward.register_autograd(_refuse_twice, setup_context=lambda ctx, inputs, output: None)
+
+
 def displacements(d: Description, axes: tuple[int, ...] | None) -> Tensor:
     """All displacements in table order: [batch or 1, n, axes] on a line or a grid (of these axes; None for all)."""
     q_len, k_len = d.q.shape[-2], d.k.shape[-2]

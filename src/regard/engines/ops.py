@@ -20,8 +20,16 @@ def attend(problem: Problem, v: Tensor, engine: str | None) -> tuple[Tensor, Ten
     """(A @ v, lse) by the planned engine, differentiable in q, k, v and every floating operand."""
     if by_definition(engine):
         return definition().forward(problem, v)
+    if not torch.compiler.is_compiling():
+        _refuse_tangents([problem.q, problem.k, v, *problem.operands])
     spec = spec_of(problem, engine)
     return forward(problem.q, problem.k, v, problem.operands, list(problem.starts), problem.scale, spec)
+
+
+def _refuse_tangents(tensors: list[Tensor]) -> None:
+    """Forward-mode derivatives would be lost in the operator: say so rather than give zeros."""
+    if any(torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in tensors if x.is_floating_point()):
+        raise RuntimeError("regard: forward-mode derivatives of A @ v are not available; use engine='reference'")
 
 
 def settle(problem: Problem, engine: str | None, known: list[Tensor]) -> Problem:

@@ -49,8 +49,7 @@ def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
         _forward_whole(problem, v, fed, out, lse)
     else:
         _forward_by_blocks(problem, v, fed, out, lse)
-    if bool((lse == 0).any()):  # the fused kernel's answer when it saw nothing, or nothing but NaN
-        return tiled.forward(problem, v)
+    odd = _odd_batch_rows(problem, lse)
     blind = blind_rows(problem, fed)
     if blind is not None:
         out.masked_fill_(blind.unsqueeze(-1), 0.0)
@@ -59,6 +58,9 @@ def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
         with_sink = torch.logaddexp(lse, problem.operands[problem.form.sink].unsqueeze(-1).to(lse.dtype))
         out *= torch.exp(lse - with_sink).unsqueeze(-1).to(out.dtype)
         lse = with_sink
+    for row in odd:
+        some = slice(row, row + 1)
+        out[some], lse[some] = tiled.forward(problem.select(some, slice(0, heads)), v[some])
     return out, lse
 
 
@@ -75,6 +77,20 @@ def backward(
     if simple and not any(needs) and not bool(d_lse.any()):
         return fused_backward(problem, fed, v, out, lse, d_out)
     return learned_backward(problem, fed, v, lse, d_out, d_lse, needs)
+
+
+def _odd_batch_rows(problem: Problem, lse: Tensor) -> list[int]:
+    """Batch rows with NaN or infinity that the fused kernel treats otherwise than plain attention.
+
+    A mask is a bias of -inf here, and -inf + NaN is NaN: a masked key must not reach a row that cannot see it. And a
+    short row of nothing but NaN comes back as zeros, with lse 0.
+    """
+    odd = torch.zeros(len(lse), dtype=torch.bool)
+    if problem.form.mask is not None:
+        odd |= ~problem.k.sum((1, 2, 3)).isfinite()
+    if bool((lse == 0).any()):
+        odd |= ~problem.q.sum((1, 2, 3)).isfinite()
+    return odd.nonzero().flatten().tolist()
 
 
 def _whole(problem: Problem, fed: Feed, v: Tensor) -> bool:

@@ -160,7 +160,10 @@ def block_bias(p: Problem, fed: Feed, table: Tensor | None, rows: slice, cols: s
 
 
 def pad_to(x: Tensor, width: int) -> Tensor:
-    return x if x.shape[-1] == width else torch.nn.functional.pad(x, (0, width - x.shape[-1]))
+    """x as the fused kernel wants it: of this width, its last axis contiguous (it does not look at that stride)."""
+    if x.shape[-1] < width:
+        return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def fused(

@@ -71,7 +71,9 @@ class Gradients:
         else:
             k = k.expand(-1, heads, -1, -1)
             apart = torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist")
-            each = -p.form.content[1] * grad / apart.square().masked_fill(apart == 0, torch.inf)
+            each = -grad
+            if p.form.content[0] == "distance":
+                each = each * p.form.content[1] / apart.square().masked_fill(apart == 0, torch.inf)
             d_q, d_k = torch.zeros_like(q), torch.zeros_like(k)
             for dim in range(q.shape[-1]):  # one dimension at a time: no [rows, cols, dim], and no cancellation
                 pull = each * (q[..., dim, None] - k[..., None, :, dim])
@@ -146,6 +148,8 @@ class Gradients:
         grad = grad * seen
         self.add(readout, (grad * bounded).sum((-2, -1), keepdim=True))
         grad = grad * self.p.operands[readout]
+        if self.p.operands[weight2].shape[1] == 1:  # one network for all heads
+            grad = grad.sum(1, keepdim=True)
         bound = piece.config[1]
         if bound is not None:
             grad = grad * bounded * (1 - bounded / bound)

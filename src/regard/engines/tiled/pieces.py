@@ -33,20 +33,21 @@ def content(p: Problem, rows: Span, cols: Span) -> Tensor:
     if p.form.content[0] == "dot":
         total = (q @ k.mT) * p.scale
     else:
-        power = p.form.content[1]
-        k = k.expand(-1, q.shape[1], -1, -1)
-        apart = torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist")
-        met = apart == 0
-        total = -power * torch.log(apart.masked_fill(met, 1.0))
-        total = total.masked_fill(met, EXACT_MATCH if power > 0 else -torch.inf) * p.scale
+        apart = torch.cdist(q, k.expand(-1, q.shape[1], -1, -1), compute_mode="donot_use_mm_for_euclid_dist")
+        if p.form.content[0] == "squared":
+            total = -0.5 * p.scale * apart.square()
+        else:
+            power, met = p.form.content[1], apart == 0
+            total = -power * torch.log(apart.masked_fill(met, 1.0))
+            total = total.masked_fill(met, EXACT_MATCH if power > 0 else -torch.inf) * p.scale
     return total if p.form.scale < 0 else total * cut(p.operands[p.form.scale], rows, cols)
 
 
 def axis_value(piece: Piece, p: Problem, rows: Span, cols: Span) -> Tensor | None:
     """A query term on one axis of a whole grid, before it is spread over the others; None for any other piece."""
-    if piece.kind != "query" or piece.gate >= 0 or not isinstance(rows, slice) or len(piece.space[-1]) != 1:
+    if piece.kind != "query" or piece.gate >= 0 or not isinstance(rows, slice):
         return None
-    if not is_whole(piece.space, p, rows, cols):
+    if not is_whole(piece.space, p, rows, cols) or len(piece.space[1]) != 1:
         return None
     x, table = (p.operands[slot] for slot in piece.slots)
     return along_axis(piece.space[1][0], p, x[:, :, rows] @ table.mT, rows)
