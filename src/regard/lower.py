@@ -169,7 +169,7 @@ class _Lowering:
                 bins = self.add(lookup(index, d, axes)[:, None])
                 rows, config = rows[None], (index.injective,)
             else:
-                rows = tabulate(part, d, axes)
+                rows = tabulate(part, d, axes).to(self.wide)  # sinusoids come in float64
             u, rows = fold(x, term.weight, rows, heads, term.scale)
             self.pieces.append(Piece(side, label, space, (self.add(u), self.add(rows)), gate, bins, part.reach, config))
 
