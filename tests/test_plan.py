@@ -49,6 +49,12 @@ def test_a_plan_says_what_runs_and_what_was_rewritten():
         assert words in told, told
 
 
+def test_a_plan_tells_what_was_done_to_q_and_k():
+    assert "Rotary(base=10000): q and k turned by their places" in str(matrix(position=rg.Rotary()).plan)
+    assert "Cosine: q and k normalised" in str(matrix(score=rg.Cosine()).plan)
+    assert "Euclidean: a dot product and two biases" in str(matrix(score=rg.Euclidean()).plan)
+
+
 def test_an_engine_can_be_asked_for_and_an_unknown_one_is_refused():
     assert matrix(engine="reference").plan.engine == "reference"
     with pytest.raises(ValueError, match="engine: expected one of cpu, tiled, reference, found 'cuda'"):

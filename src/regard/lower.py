@@ -37,6 +37,7 @@ class _Lowering:
         self.d = d
         self.operands: list[Tensor] = []
         self.pieces: list[Piece] = []
+        self.rewrites: list[str] = []
         self.names: list[str] = []
         self.wide = torch.float64 if d.q.dtype == torch.float64 else torch.float32
 
@@ -51,6 +52,7 @@ class _Lowering:
             if isinstance(term, Rotary):
                 plain = (q, k)
                 q, k = rotary(term, d)
+                self.rewrites.append(f"{term.describe()}: q and k turned by their places")
         q, k, content, number, scale = self.content(q, k)
         for term in d.terms:
             if not isinstance(term, Rotary):
@@ -69,6 +71,7 @@ class _Lowering:
             seeds=-1 if d.seed is None else self.add(self.seeds(d.seed)),
             q_start=starts[0],
             k_start=starts[1],
+            rewrites=tuple(self.rewrites),
         )
         ints = [0 if isinstance(start, Tensor) else start for start in (d.q_start, d.k_start)]
         return Problem(form, q, k, self.operands, (ints[0], ints[1]), number, plain, d)
@@ -95,11 +98,13 @@ class _Lowering:
         scale = self.add(d.scale) if isinstance(d.scale, Tensor) else -1
         if isinstance(d.score, Cosine):
             q, k = cosine(q, k)
+            self.rewrites.append("Cosine: q and k normalised")
         elif isinstance(d.score, Euclidean):
             number = number / d.score.sigma**2
             if not well_centred(q, k, number):
                 return q, k, ("squared",), number, scale
             q, k, row, column = euclidean(q, k)
+            self.rewrites.append("Euclidean: a dot product and two biases, from the mean key")
             for bias in (row.unsqueeze(-1), column.unsqueeze(-2)):
                 self.pieces.append(Piece("vector", "content", slots=(self.add(number * bias),), gate=scale))
         elif isinstance(d.score, InverseDistance):

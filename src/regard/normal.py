@@ -55,6 +55,7 @@ class Form(NamedTuple):
     seeds: int = -1  # operand [batch, heads], integers
     q_start: int = -1  # operand [batch, 1], when starts differ by row
     k_start: int = -1
+    rewrites: tuple[str, ...] = ()  # what was done to q and k, in words
 
 
 class Problem(NamedTuple):

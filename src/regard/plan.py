@@ -43,6 +43,7 @@ class Plan:
         rows = [("engine", f"{self.engine} ({self.device}, {self.dtype})")]
         rows += [("not", f"{name}: {reason}") for name, reason in self.refused]
         rows.append(("content", _content(form)))
+        rows += [("", text) for text in form.rewrites]
         rows += [("+", f"{piece.label}  ->  {_piece(piece)}") for piece in form.pieces]
         if form.softcap is not None:
             rows.append(("softcap", f"{form.softcap:g} * tanh(logit / {form.softcap:g})"))
