@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def within_budget(found: Tensor, plain: Tensor, exact: Tensor, what: str = "result") -> None:
@@ -51,6 +52,22 @@ def _error(found: Tensor, exact: Tensor, what: str) -> float:
 def _largest(x: Tensor) -> float:
     x = x.detach().double()
     return x[torch.isfinite(x)].abs().max().item() if bool(torch.isfinite(x).any()) else 0.0
+
+
+class Largest(TorchDispatchMode):
+    """Watches every operation and remembers the largest tensor made, in numbers.
+
+    An operator's inside is not seen: call the engine's functions themselves.
+    """
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(x, Tensor):
+                self.numbers = max(self.numbers, x.untyped_storage().nbytes() // x.element_size())
+        return out
 
 
 @contextmanager

@@ -144,3 +144,14 @@ def test_euclidean_with_one_key_far_away(far):
     found, plain = (rg.attention(q, k, score=rg.Euclidean(), engine=e).dense() for e in (None, "reference"))
     exact = rg.attention(q.double(), k.double(), score=rg.Euclidean(), engine="reference").dense()
     within_budget(found, plain, exact)
+
+
+def test_a_column_of_a_long_matrix_is_differentiable_without_its_rows(monkeypatch):
+    from regard import matrix
+
+    q = torch.randn(1, 1, 50, 4, dtype=torch.float64, requires_grad=True)
+    A = rg.attention(q, q, position=rg.recipes.t5(1).double())
+    whole = torch.autograd.grad(A[0, 0, :, 5].square().sum(), q)[0]
+    monkeypatch.setattr(matrix, "ROWS", 100)
+    column = torch.autograd.grad(A[0, 0, :, 5].square().sum(), q)[0]
+    within_budget(column.float(), whole.float(), whole)

@@ -472,6 +472,9 @@ class AttentionMatrix:
                 result = tile(problem, r, c)
             elif self._lse is not None and not self._tracks:
                 result = _weights(tile(problem, r, c), self._lse[:, :, r])
+            elif span_length(c) < k_len and batch * heads * span_length(r) * k_len > ROWS:
+                # few columns of many rows: whole rows would stay in the graph
+                result = _weights(tile(problem, r, c), self._whole_lse()[:, :, r])
             else:
                 result = self._weights_of_rows(problem, r, c)
         for axis, gone in ((-1, c_gone), (-2, r_gone)):

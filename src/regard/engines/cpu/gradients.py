@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...normal import Problem
-from ..tiled.gradients import Gradients, accumulate, deposit
+from ..tiled.gradients import Gradients, Totals, accumulate
 from ..tiled.skews import diagonal_sums
 from ..tiled.strips import columns, each_block, values_of, wide_type
 from .feeding import Feed, block_bias, blocks_of_rows, displacements, own, pad_to, row_blocks, toeplitz
@@ -55,10 +55,7 @@ def learned_backward(
 ) -> Gradient:
     """By our own blocks: gradients of q, k, v and of the operands asked for."""
     heads, wide = problem.sizes[1], wide_type(problem)
-    d_q, d_k, d_v = (torch.zeros_like(x, dtype=wide) for x in (problem.q, problem.k, v))
-    d_operands = [
-        torch.zeros_like(x, dtype=wide) if need else None for x, need in zip(problem.operands, needs, strict=True)
-    ]
+    totals = Totals(problem, v, needs, wide)
     for block in each_block(problem):
         p, grads = block.problem, Gradients(block.problem, needs)
         values = values_of(v, block, heads)
@@ -68,15 +65,8 @@ def learned_backward(
             at = block.batch, block.heads, rows
             work.rows(rows, lse[at].to(wide), d_out[at].to(wide), d_lse[at].to(wide))
         work.finish()
-        deposit(d_q, grads.q, block, heads)
-        deposit(d_k, grads.k, block, heads)
-        deposit(d_v, d_values, block, heads)
-        grads.contract(problem.select(block.batch, block.heads))
-        for total, part in zip(d_operands, grads.operands, strict=True):
-            if total is not None and part is not None:
-                deposit(total, part, block, heads)
-    cast = [None if g is None else g.to(x.dtype) for g, x in zip(d_operands, problem.operands, strict=True)]
-    return d_q.to(problem.q.dtype), d_k.to(problem.k.dtype), d_v.to(v.dtype), cast
+        totals.add(block, grads, d_values)
+    return totals.finish()
 
 
 class _Block:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...normal import Form, Problem
-from .gradients import Gradients, accumulate, deposit
+from .gradients import Gradients, Totals, accumulate
 from .pieces import content, gated, logits_of
 from .places import Span, see
 from .strips import Strip, drop, each_block, each_strip, ready, softmax, values_of, wide_type
@@ -46,10 +46,7 @@ def backward(
     """Gradients of q, k, v and of the operands asked for (eq. 22 to 24), from recomputed strips."""
     heads = problem.sizes[1]
     wide = wide_type(problem)
-    d_q, d_k, d_v = (torch.zeros_like(x, dtype=wide) for x in (problem.q, problem.k, v))
-    d_operands = [
-        torch.zeros_like(x, dtype=wide) if need else None for x, need in zip(problem.operands, needs, strict=True)
-    ]
+    totals = Totals(problem, v, needs, wide)
     for block in each_block(problem):
         p, values = block.problem, values_of(v, block, heads)
         grads = Gradients(p, needs)
@@ -76,15 +73,8 @@ def backward(
             if p.form.softcap is not None:
                 d_logits = d_logits * (1 - (logits / p.form.softcap).square())
             grads.pull(d_logits, rows, cols)
-        deposit(d_q, grads.q, block, heads)
-        deposit(d_k, grads.k, block, heads)
-        deposit(d_v, b_v, block, heads)
-        grads.contract(problem.select(block.batch, block.heads))
-        for total, part in zip(d_operands, grads.operands, strict=True):
-            if total is not None and part is not None:
-                deposit(total, part, block, heads)
-    cast = [None if g is None else g.to(x.dtype) for g, x in zip(d_operands, problem.operands, strict=True)]
-    return d_q.to(problem.q.dtype), d_k.to(problem.k.dtype), d_v.to(v.dtype), cast
+        totals.add(block, grads, b_v)
+    return totals.finish()
 
 
 def tile(problem: Problem, rows: Span, cols: Span) -> Tensor:

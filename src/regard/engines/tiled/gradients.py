@@ -180,6 +180,32 @@ def accumulate(total: Tensor, part: Tensor) -> None:
     total += part.sum(summed, keepdim=True) if summed else part
 
 
+class Totals:
+    """Gradients of a whole problem, gathered block by block."""
+
+    def __init__(self, problem: Problem, v: Tensor, needs: Sequence[bool], wide: torch.dtype):
+        self.problem, self.v = problem, v
+        self.q, self.k, self.values = (torch.zeros_like(x, dtype=wide) for x in (problem.q, problem.k, v))
+        self.operands = [
+            torch.zeros_like(x, dtype=wide) if need else None for x, need in zip(problem.operands, needs, strict=True)
+        ]
+
+    def add(self, block: Block, grads: Gradients, d_values: Tensor) -> None:
+        """Take in a block's gradients."""
+        heads = self.problem.q.shape[1]
+        grads.contract(self.problem.select(block.batch, block.heads))
+        parts = [(self.q, grads.q), (self.k, grads.k), (self.values, d_values)]
+        for total, part in [*parts, *zip(self.operands, grads.operands, strict=True)]:
+            if total is not None and part is not None:
+                deposit(total, part, block, heads)
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
+        """Gradients of q, k, v and the operands, in their own dtypes."""
+        cast = [None if g is None else g.to(x.dtype) for g, x in zip(self.operands, self.problem.operands, strict=True)]
+        p = self.problem
+        return self.q.to(p.q.dtype), self.k.to(p.k.dtype), self.values.to(self.v.dtype), cast
+
+
 def deposit(total: Tensor, part: Tensor, block: Block, heads: int) -> None:
     """Add a block's gradient into the whole one, summing over the batch or heads it is shared by."""
     if total.shape[0] == 1:
