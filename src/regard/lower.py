@@ -19,7 +19,7 @@ from .description import Description
 from .features import Constant, Feature, Network, OnAxis, OneHot, PerAxis, Sinusoid, Slope, Table
 from .geometry import Geometry, Grid, Points
 from .masks import Mask, _And, _Causal, _Dense, _Keys, _Lengths, _Nearest, _Not, _Or, _Same, _Window
-from .normal import Form, Piece, Problem
+from .normal import Form, Piece, Problem, each_head, wide
 from .position import Bound, FromKey, FromQuery, Rotary, Static, Term, unbind
 from .scores import Cosine, Dot, Euclidean, InverseDistance
 from .tables import compact, lookup, tabulate, take, with_zero_row
@@ -39,7 +39,7 @@ class _Lowering:
         self.pieces: list[Piece] = []
         self.rewrites: list[str] = []
         self.names: list[str] = []
-        self.wide = torch.float64 if d.q.dtype == torch.float64 else torch.float32
+        self.wide = wide(d.q.dtype)
 
     def add(self, x: Tensor) -> int:
         self.operands.append(x)
@@ -153,7 +153,7 @@ class _Lowering:
             x = d.q if side == "query" else d.k
         heads = d.q.shape[1]
         if term.offset is not None:
-            x = _for_heads(x, term.offset.shape[0], heads) + term.offset.to(x.dtype)[:, None]
+            x = (x if len(term.offset) == 1 else each_head(x, heads)) + term.offset.to(x.dtype)[:, None]
         if isinstance(term.features, Constant):
             vector = fold(x, term.weight, None, heads, term.scale)[0]  # [b, h, length, 1]
             slot = self.add(vector if side == "query" else vector.mT)
@@ -237,8 +237,8 @@ class _Lowering:
 
 def cosine(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Normalised q and k, whose dot product is the cosine."""
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    unit = [torch.nn.functional.normalize(x.to(wide), dim=-1).to(q.dtype) for x in (q, k)]
+    dtype = wide(q.dtype)
+    unit = [torch.nn.functional.normalize(x.to(dtype), dim=-1).to(q.dtype) for x in (q, k)]
     return unit[0], unit[1]
 
 
@@ -247,28 +247,28 @@ def euclidean(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     The mean is of finite keys and detached: the score does not depend on the origin, so no gradient is lost.
     """
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = wide(q.dtype)
     group = q.shape[1] // k.shape[1]
     still = k.detach().double()
     centre = torch.where(still.isfinite(), still, 0.0).sum(-2, keepdim=True) / max(k.shape[-2], 1)
-    k = (k.double() - centre).to(wide)
-    q = (q.double() - (centre if group == 1 else centre.repeat_interleave(group, dim=1))).to(wide)
+    k = (k.double() - centre).to(dtype)
+    q = (q.double() - (centre if group == 1 else centre.repeat_interleave(group, dim=1))).to(dtype)
     row, column = (-0.5 * x.double().square().sum(-1) for x in (q, k))  # of the rounded vectors, rounded once
     far = column == -torch.inf  # an infinitely far key: its dot products would be inf - inf
     k = k.masked_fill(far.unsqueeze(-1), 0.0)
     column = column if group == 1 else column.repeat_interleave(group, dim=1)
-    return q, k, row.to(wide), column.to(wide)
+    return q, k, row.to(dtype), column.to(dtype)
 
 
 def well_centred(q: Tensor, k: Tensor, number: float) -> bool:
     """The rewrite of `euclidean` loses no more than a hundredth of a logit: keys far apart would cancel badly."""
     if torch.compiler.is_compiling() or not k.numel():
         return True
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = wide(q.dtype)
     with torch.no_grad():
         centre = k.double().mean(-2, keepdim=True)
         most = (k.double() - centre).square().sum(-1)
-        lost = abs(number) * torch.finfo(wide).eps * most[most.isfinite()].amax() if bool(most.isfinite().any()) else 0
+        lost = abs(number) * torch.finfo(dtype).eps * most[most.isfinite()].amax() if bool(most.isfinite().any()) else 0
     return bool(lost < 0.01)
 
 
@@ -307,7 +307,7 @@ def fold(x: Tensor, weight: Tensor | None, rows: Tensor | None, heads: int, scal
     if rows is not None and f > d:
         wide = torch.promote_types(rows.dtype, weight.dtype)
         return x, rows.to(wide) @ (weight.to(wide).mT * scale)
-    u = _for_heads(x, weight.shape[0], heads) @ weight.to(x.dtype)
+    u = (x if len(weight) == 1 else each_head(x, heads)) @ weight.to(x.dtype)
     if rows is None:
         return u * scale, u
     return u, rows * scale
@@ -380,10 +380,3 @@ def _by_axis(feature: Feature) -> list[tuple[Feature, int | None]]:
     if isinstance(feature, OnAxis):
         return [(feature.feature, feature.axis)]
     return [(feature, None)]
-
-
-def _for_heads(x: Tensor, wanted: int, heads: int) -> Tensor:
-    """Shared keys, once for each query head, when parameters differ by head."""
-    if wanted == 1 or x.shape[1] in (1, wanted):
-        return x
-    return x.repeat_interleave(heads // x.shape[1], dim=1)

@@ -31,6 +31,11 @@ import torch
 from torch import Tensor
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The precision a dtype is computed in: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 class Piece(NamedTuple):
     kind: str
     label: str  # the part of the logit it belongs to: "content", or the term's description

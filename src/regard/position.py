@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .features import Feature, Sinusoid, check_finite, learned
+from .normal import wide
 
 
 class Position:
@@ -189,7 +190,7 @@ class Rotary(Term):
         axes = place.shape[-1]
         rotated = self.dim or x.shape[-1]
         per_axis = rotated // axes
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        dtype = wide(x.dtype)
         omega = Sinusoid.geometric(per_axis, self.base)
         if self.frequencies is not None:
             omega = torch.tensor(self.frequencies, dtype=torch.float64)
@@ -199,8 +200,8 @@ class Rotary(Term):
             angle = angle * placed[..., None, None]
         if angle.dim() == 4:
             angle = angle.unsqueeze(1)
-        cos, sin = angle.cos().to(wide), angle.sin().to(wide)
-        turn = x[..., :rotated].to(wide).unflatten(-1, (axes, per_axis))
+        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        turn = x[..., :rotated].to(dtype).unflatten(-1, (axes, per_axis))
         if self.interleaved:
             a, b = turn[..., 0::2], turn[..., 1::2]
             turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)

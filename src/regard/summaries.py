@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .masks import Mask, keys, offset
-from .normal import Problem, index_size
+from .normal import Problem, index_size, wide
 
 
 class Top(NamedTuple):
@@ -64,8 +64,7 @@ class Summary:
 
 
 def _zeros(problem: Problem, *shape: int, fill: float = 0.0) -> Tensor:
-    wide = torch.float64 if problem.q.dtype == torch.float64 else torch.float32
-    return torch.full((*problem.q.shape[:2], *shape), fill, dtype=wide, device=problem.q.device)
+    return torch.full((*problem.q.shape[:2], *shape), fill, dtype=wide(problem.q.dtype), device=problem.q.device)
 
 
 class TopK(Summary):

@@ -17,7 +17,7 @@ from ...normal import Piece, Problem
 from ..tiled.grids import line_of, over_grid
 from ..tiled.pieces import axis_value, gated
 from ..tiled.places import see
-from ..tiled.strips import columns
+from ..tiled.strips import columns, wide_type
 
 #: rows of a block: enough for the matrix products, few enough for the cache
 ROWS = 256
@@ -41,11 +41,11 @@ def feed(problem: Problem) -> Feed:
     within, mask = _split_mask(form.mask) if form.q_geometry[0] == "line" else (None, form.mask)
     if not tabled and within is None:
         return Feed(None, (), rest, mask, None)
-    wide = torch.float64 if problem.q.dtype == torch.float64 else torch.float32
+    dtype = wide_type(problem)
     delta = displacements(problem)
-    table = torch.zeros(delta.shape, dtype=wide, device=delta.device).unsqueeze(1)
+    table = torch.zeros(delta.shape, dtype=dtype, device=delta.device).unsqueeze(1)
     for piece in tabled:
-        x = problem.operands[piece.slots[0]].to(wide)
+        x = problem.operands[piece.slots[0]].to(dtype)
         table = table + (x if piece.kind == "table" else -x.squeeze(-1) * delta.abs().unsqueeze(1))
     if within is not None:
         lo, hi = within

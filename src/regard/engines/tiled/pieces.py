@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...indexing import span_length
 from ...normal import Form, Piece, Problem
 from ..reference import EXACT_MATCH
 from .grids import across_axis, along_axis, is_whole, over_grid, windows
-from .places import Span, coordinates, cut, pair_index, see, span_length
+from .places import Span, coordinates, cut, pair_index, see
 from .skews import skew
 
 

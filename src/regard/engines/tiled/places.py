@@ -11,10 +11,6 @@ from ...normal import Problem
 Span = slice | Tensor  # some rows or columns: a slice, or any indices
 
 
-def span_length(span: Span) -> int:
-    return span.stop - span.start if isinstance(span, slice) else len(span)
-
-
 def indices(span: Span, device: torch.device) -> Tensor:
     return torch.arange(span.start, span.stop, device=device) if isinstance(span, slice) else span
 

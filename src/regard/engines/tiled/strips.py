@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...lower import mask_form
 from ...masks import Mask
-from ...normal import Problem, each_head, index_size, pick_heads
+from ...normal import Problem, each_head, index_size, pick_heads, wide
 from ...tables import take
 from ..reference import keep
 from .grids import is_whole, line_of, window_sums
@@ -34,8 +34,8 @@ class Block(NamedTuple):
 
 def ready(problem: Problem) -> Problem:
     """The problem as tiles want it: computing precision, bins expanded to displacements, shared operands to heads."""
-    wide, heads = wide_type(problem), problem.q.shape[1]
-    operands = [x.to(wide) if x.dtype.is_floating_point else x for x in problem.operands]
+    dtype, heads = wide_type(problem), problem.q.shape[1]
+    operands = [x.to(dtype) if x.dtype.is_floating_point else x for x in problem.operands]
     operands = [each_head(x, heads) for x in operands]
     pieces = []
     for piece in problem.form.pieces:
@@ -44,7 +44,9 @@ def ready(problem: Problem) -> Problem:
             operands[piece.slots[1]] = take(rows, operands[piece.lookup][:, 0], piece.config[0])
         pieces.append(piece._replace(lookup=-1))
     form = problem.form._replace(pieces=tuple(pieces))
-    return problem._replace(form=form, q=problem.q.to(wide), k=each_head(problem.k, heads).to(wide), operands=operands)
+    return problem._replace(
+        form=form, q=problem.q.to(dtype), k=each_head(problem.k, heads).to(dtype), operands=operands
+    )
 
 
 class Strip:
@@ -98,7 +100,7 @@ class Strip:
 
 
 def wide_type(problem: Problem) -> torch.dtype:
-    return torch.float64 if problem.q.dtype == torch.float64 else torch.float32
+    return wide(problem.q.dtype)
 
 
 def each_block(problem: Problem) -> Iterator[Block]:
