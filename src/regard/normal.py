@@ -150,6 +150,12 @@ def each_head(x: Tensor, count: int) -> Tensor:
     return x if x.shape[1] in (1, count) else x.repeat_interleave(count // x.shape[1], dim=1)
 
 
+def product_buffer(problem: Problem, v: Tensor) -> Tensor:
+    """Room for A @ v, [batch, heads, q_len, v_dim], laid out as [batch, q_len, heads, v_dim]: heads join for free."""
+    batch, heads, q_len, _ = problem.sizes
+    return v.new_empty(batch, q_len, heads, v.shape[-1]).transpose(1, 2)
+
+
 def index_size(space: tuple, form: Form, q_len: int, k_len: int) -> int:
     """How many entries a table over this space has."""
     if space[0] == "line":

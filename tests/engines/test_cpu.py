@@ -63,7 +63,7 @@ def test_what_the_fused_kernel_cannot_do_is_said():
 
 def test_memory_of_a_learned_bias_is_linear():
     """Forward and backward make no tensor of N x N numbers."""
-    n = 4096
+    n = 8192
     q, k, v = (torch.randn(1, 1, n, 8) for _ in range(3))
     A = rg.attention(q, k, position=rg.recipes.t5(1) + rg.recipes.shaw(8, 16))
     problem = A._still

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..normal import Form, Problem, decode, plain_tuple, wide
+from ..normal import Form, Problem, decode, plain_tuple, product_buffer, wide
 from ..plan import by_definition, definition, engine_module, plan_spec
 from ..summaries import TopK
 
@@ -99,7 +99,8 @@ def forward(
 def _(
     q: Tensor, k: Tensor, v: Tensor, operands: Sequence[Tensor], starts: Sequence[int], scale: float, spec: str
 ) -> tuple[Tensor, Tensor]:
-    return v.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=wide(q.dtype))
+    problem = _problem(q, k, operands, starts, scale, Form())
+    return product_buffer(problem, v), q.new_empty(q.shape[:3], dtype=wide(q.dtype))
 
 
 @torch.library.custom_op("regard::backward", mutates_args=())

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...normal import Form, Problem
+from ...normal import Form, Problem, product_buffer
 from .. import tiled
 from ..tiled.strips import columns, each_block, values_of, wide_type
-from .feeding import Feed, blind_rows, block_bias, blocks_of_rows, feed, fused, own, row_blocks, toeplitz
+from . import native
+from .feeding import Feed, blind_rows, block_bias, blocks_of_rows, feed, fused, own_table, row_blocks, toeplitz
 from .gradients import fused_backward, learned_backward
+from .sources import Layer, Scratch, blocks_of_heads, own_of, rows_at_once, sources_of
 
 tile = tiled.tile
 reduce = tiled.reduce
@@ -43,7 +45,7 @@ def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
     if not problem.q.numel() or not k_len or not v.shape[-1]:
         return tiled.forward(problem, v)
     fed = feed(problem)
-    out = v.new_empty(batch, heads, q_len, v.shape[-1])
+    out = product_buffer(problem, v)
     lse = problem.q.new_empty(batch, heads, q_len, dtype=wide_type(problem))
     if _whole(problem, fed, v):
         _forward_whole(problem, v, fed, out, lse)
@@ -121,20 +123,59 @@ def _forward_whole(problem: Problem, v: Tensor, fed: Feed, out: Tensor, lse: Ten
 
 def _forward_by_blocks(problem: Problem, v: Tensor, fed: Feed, out: Tensor, lse: Tensor) -> None:
     """Anything else: a few heads at a time, some rows at a time, the bias laid out for each block."""
+    if native.library() is not None and wide_type(problem) == torch.float32:
+        _forward_laid(problem, v, fed, out, lse)
+        return
     for block in each_block(problem):
         p, values = block.problem, values_of(v, block, problem.q.shape[1])
         heads = p.q.shape[1]
         k, values = (x.expand(-1, heads, -1, -1) for x in (p.k, values))
-        table = own(fed.table, block.batch, block.heads)
+        table = own_table(fed.table, block.batch, block.heads)
         for rows in blocks_of_rows(p):
-            at, cols = (block.batch, block.heads, rows), columns(p, rows)
-            if cols.start == cols.stop:
-                out[at], lse[at] = 0.0, -torch.inf
-                continue
-            bias = block_bias(p, fed, table, rows, cols)
-            some, total = fused(p.q[:, :, rows], k[:, :, cols], values[:, :, cols], bias, p.scale)
-            if fed.mask is not None:
-                assert bias is not None
-                blind = bias.amax(-1) == -torch.inf
-                some, total = some.masked_fill(blind.unsqueeze(-1), 0.0), total.masked_fill(blind, -torch.inf)
-            out[at], lse[at] = some.to(out.dtype), total
+            cols = columns(p, rows)
+            bias = block_bias(p, fed, table, rows, cols) if cols.stop > cols.start else None
+            _feed_block(
+                fed,
+                p.q,
+                k,
+                values,
+                bias,
+                p.scale,
+                rows,
+                cols,
+                out[block.batch, block.heads],
+                lse[block.batch, block.heads],
+            )
+
+
+def _forward_laid(problem: Problem, v: Tensor, fed: Feed, out: Tensor, lse: Tensor) -> None:
+    """The same with compiled layers."""
+    sources, rest = sources_of(problem, fed)
+    scratch = Scratch()
+    for block in blocks_of_heads(problem):
+        layer, own = Layer(problem, fed, sources, rest, block, scratch), own_of(problem, block)
+        q = own(problem.q)
+        k, values = (own(x).expand(*layer.planes, -1, -1) for x in (problem.k, v))
+        step = rows_at_once(problem, layer.planes[0] * layer.planes[1])
+        for first in range(0, q.shape[2], step):
+            rows = slice(first, min(first + step, q.shape[2]))
+            cols = columns(problem, rows)
+            bias = scratch.take("bias", (*layer.planes, rows.stop - rows.start, cols.stop - cols.start))
+            there = cols.stop > cols.start and layer.bias(bias, rows, cols)
+            at = block.batch, block.heads
+            _feed_block(fed, q, k, values, bias if there else None, problem.scale, rows, cols, out[at], lse[at])
+
+
+def _feed_block(
+    fed: Feed, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, rows: slice, cols: slice,
+    out: Tensor, lse: Tensor,
+) -> None:  # fmt: skip
+    if cols.start == cols.stop:
+        out[:, :, rows], lse[:, :, rows] = 0.0, -torch.inf
+        return
+    some, total = fused(q[:, :, rows], k[:, :, cols], v[:, :, cols], bias, scale)
+    if fed.mask is not None:
+        assert bias is not None
+        blind = bias.amax(-1) == -torch.inf
+        some, total = some.masked_fill(blind.unsqueeze(-1), 0.0), total.masked_fill(blind, -torch.inf)
+    out[:, :, rows], lse[:, :, rows] = some.to(out.dtype), total

@@ -17,7 +17,7 @@ from ...normal import Piece, Problem
 from ..tiled.grids import line_of, over_grid
 from ..tiled.pieces import axis_value, gated
 from ..tiled.places import see
-from ..tiled.strips import columns, wide_type
+from ..tiled.strips import Block, columns, wide_type
 
 #: rows of a block: enough for the matrix products, few enough for the cache
 ROWS = 256
@@ -66,6 +66,17 @@ def displacements(problem: Problem) -> Tensor:
     return delta
 
 
+def table_gradients(problem: Problem, fed: Feed, d_table: Tensor, block: Block) -> Iterator[tuple[int, Tensor]]:
+    """From the gradient of a block's table, by displacement, to the tables and slopes it was made of, by slot."""
+    for piece in fed.tabled:
+        if piece.kind == "table":
+            yield piece.slots[0], d_table
+        else:
+            delta = displacements(problem)
+            far = (delta[block.batch] if len(delta) > 1 else delta).abs().unsqueeze(1).to(d_table.dtype)
+            yield piece.slots[0], -(d_table * far).sum(-1, keepdim=True).unsqueeze(-1)
+
+
 def _split_mask(mask: tuple | None) -> tuple[tuple[int | None, int | None] | None, tuple | None]:
     """The part of a mask that is an interval of displacements, and what is left."""
     if mask is None:
@@ -80,7 +91,7 @@ def _split_mask(mask: tuple | None) -> tuple[tuple[int | None, int | None] | Non
     return (max(lows, default=None), min(highs, default=None)), left
 
 
-def own(table: Tensor | None, batch: slice, heads: slice) -> Tensor | None:
+def own_table(table: Tensor | None, batch: slice, heads: slice) -> Tensor | None:
     """The part of a table that belongs to some batch rows and heads."""
     if table is None:
         return None

@@ -1,22 +1,24 @@
 """Backward passes of the CPU engine: the fused kernel's own where nothing of the bias learns, else ours by blocks.
 
-Ours recomputes a block of weights, and gives dS (eq. 22) to q, k, v and to every learned operand. The gradient of a
-Toeplitz table is the sum of dS along diagonals: dS is written once, straight into a skewed view of a zeroed buffer,
-whose columns are then the diagonals.
+Ours recomputes a block of weights, and gives dS (eq. 22) to q, k, v and to every learned operand. The matrix products
+are PyTorch's; what lies between them is compiled (sources.py, native.c), or PyTorch's too where nothing is compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...normal import Problem
-from ..tiled.gradients import Gradients, Totals, accumulate
+from ..tiled.gradients import Gradients, Totals, deposit
 from ..tiled.skews import diagonal_sums
-from ..tiled.strips import columns, each_block, values_of, wide_type
-from .feeding import Feed, block_bias, blocks_of_rows, displacements, own, pad_to, row_blocks, toeplitz
+from ..tiled.strips import Block, columns, each_block, wide_type
+from . import native
+from .feeding import Feed, block_bias, blocks_of_rows, own_table, pad_to, row_blocks, table_gradients, toeplitz
+from .sources import Layer, Pull, Scratch, blocks_of_heads, own_of, sources_of
 
 Gradient = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
 
@@ -55,90 +57,92 @@ def learned_backward(
 ) -> Gradient:
     """By our own blocks: gradients of q, k, v and of the operands asked for."""
     heads, wide = problem.sizes[1], wide_type(problem)
-    totals = Totals(problem, v, needs, wide)
-    for block in each_block(problem):
-        p, grads = block.problem, Gradients(block.problem, needs)
-        values = values_of(v, block, heads)
-        d_values = torch.zeros_like(values)
-        work = _Block(p, fed, own(fed.table, block.batch, block.heads), values, grads, d_values)
-        for rows in blocks_of_rows(p):
+    totals, scratch = Totals(problem, v, needs, wide), Scratch()
+    for block, hand in hands(problem, fed, needs, scratch):
+        own = own_of(problem, block)
+        q, k, values = own(problem.q), own(problem.k), own(v)
+        planes = q.shape[:2]
+        d_k, d_v = (x.new_zeros(*planes, *x.shape[2:]) for x in (k, values))
+        k, values = (x.expand(*planes, -1, -1).flatten(0, 1) for x in (k, values))
+        sink = None if problem.form.sink < 0 else own(problem.operands[problem.form.sink])
+        d_sink = q.new_zeros(planes)
+        for rows in hand.row_blocks():
+            cols = columns(problem, rows)
+            if cols.start == cols.stop:
+                continue
             at = block.batch, block.heads, rows
-            work.rows(rows, lse[at].to(wide), d_out[at].to(wide), d_lse[at].to(wide))
-        work.finish()
-        totals.add(block, grads, d_values)
+            some, g = q[:, :, rows].flatten(0, 1), d_out[at].to(wide).flatten(0, 1)
+            ends = lse[at].to(wide)
+            ends = ends.masked_fill(ends == -torch.inf, torch.inf)  # rows that see nothing: weights 0
+            share = torch.zeros_like(ends) if sink is None else torch.exp(sink.unsqueeze(-1) - ends)
+            weights = hand.logits(some, k[:, cols], rows, cols)
+            d_logits = scratch.take("gradients", weights.shape, wide)
+            torch.bmm(g, values[:, cols].mT, out=d_logits.flatten(0, 1))
+            inner = hand.weigh(weights, d_logits, ends, 1.0 - share, d_lse[at].to(wide), rows, cols)
+            d_sink -= (share * inner).sum(-1)
+            flat, d_flat = weights.flatten(0, 1), d_logits.flatten(0, 1)
+            d_v.flatten(0, 1)[:, cols].baddbmm_(flat.mT, g)
+            d_k.flatten(0, 1)[:, cols].baddbmm_(d_flat.mT, some, alpha=problem.scale)
+            totals.q[at] = torch.bmm(d_flat, k[:, cols]).mul_(problem.scale).unflatten(0, planes)
+        for total, part in ((totals.k, d_k), (totals.values, d_v)):
+            deposit(total, part, block, heads)
+        if sink is not None and needs[problem.form.sink]:
+            deposit(totals.operands[problem.form.sink], d_sink, block, heads)
+        hand.finish(totals)
     return totals.finish()
 
 
-class _Block:
-    """Some heads of a problem, and where their gradients go."""
+def hands(problem: Problem, fed: Feed, needs: Sequence[bool], scratch: Scratch) -> Iterator[tuple[Block, Any]]:
+    """Blocks of heads, each with what lays out its bias and takes its gradient: compiled where it can be."""
+    if native.library() is not None and wide_type(problem) == torch.float32:
+        sources, rest = sources_of(problem, fed)
+        for block in blocks_of_heads(problem):
+            yield block, Pull(Layer(problem, fed, sources, rest, block, scratch), needs)
+    else:
+        for block in each_block(problem):
+            yield block, Hand(fed, block, needs)
 
-    def __init__(self, p: Problem, fed: Feed, table: Tensor | None, values: Tensor, grads: Gradients, d_values: Tensor):
-        self.p, self.fed, self.table, self.values, self.grads, self.d_values = p, fed, table, values, grads, d_values
-        self.k = p.k.expand(-1, p.q.shape[1], -1, -1)
-        self.v = values.expand(-1, p.q.shape[1], -1, -1)
-        #: only a table: work on reversed rows, where the bias is a view and so is the skew of its gradient
-        self.turned = table is not None and not fed.pieces and fed.mask is None
-        learns = any(grads.needs[piece.slots[0]] for piece in fed.tabled)
+
+class Hand:
+    """The bias and its gradients in plain PyTorch."""
+
+    def __init__(self, fed: Feed, block: Block, needs: Sequence[bool]):
+        self.p, self.fed, self.block = block.problem, fed, block
+        self.table = own_table(fed.table, block.batch, block.heads)
+        self.grads = Gradients(self.p, needs)
+        learns = any(needs[piece.slots[0]] for piece in fed.tabled)
+        p = self.p
         self.d_table = p.q.new_zeros(*p.q.shape[:2], p.q.shape[2] + p.k.shape[2] - 1) if learns else None
 
-    def rows(self, rows: slice, lse: Tensor, d_out: Tensor, d_lse: Tensor) -> None:
-        p, cols = self.p, columns(self.p, rows)
-        if cols.start == cols.stop:
-            return
-        turn = (lambda x: x.flip(2)) if self.turned else (lambda x: x)
-        q, g, k, v = turn(p.q[:, :, rows]), turn(d_out), self.k[:, :, cols], self.v[:, :, cols]
-        ends = turn(lse.masked_fill(lse == -torch.inf, torch.inf)).unsqueeze(-1)  # rows that see nothing: weights 0
-        weights = self.logits(q, k, rows, cols).sub_(ends).exp_()
-        # exp(logit - lse) carries the rounding of lse; the rows are whole, so their sum tells it, and g makes it good
-        total = weights.sum(-1, keepdim=True)
-        share = None
-        if p.form.sink >= 0:
-            share = torch.exp(p.operands[p.form.sink].unsqueeze(-1).unsqueeze(-1) - ends)
-        fix = torch.where(total > 0, (1.0 if share is None else 1.0 - share) / total, 0.0)
-        d_weights = (g * fix) @ v.mT
-        inner = torch.linalg.vecdot(weights, d_weights).unsqueeze(-1) - turn(d_lse).unsqueeze(-1)
-        accumulate(self.d_values[:, :, cols], weights.mT @ (g * fix))
-        if share is not None:
-            self.grads.add(p.form.sink, (-share * inner).sum((-2, -1)))
-        d_logits = self.d_logits(weights, d_weights.sub_(inner * fix), rows, cols)
-        self.grads.q[:, :, rows] += turn((d_logits @ k).mul_(p.scale))
-        accumulate(self.grads.k[:, :, cols], (d_logits.mT @ q).mul_(p.scale))
-        self.grads.pull_pieces(self.fed.pieces, d_logits, rows, cols)
+    def row_blocks(self) -> Iterator[slice]:
+        return blocks_of_rows(self.p)
 
     def logits(self, q: Tensor, k: Tensor, rows: slice, cols: slice) -> Tensor:
         """scale * q kᵀ + bias, in one matrix product that starts from the bias."""
-        bias = block_bias(self.p, self.fed, self.table, rows, cols) if not self.turned else None
-        if self.turned and self.table is not None:
-            bias = toeplitz(self.table, self.p.q.shape[2], rows, cols).expand(*q.shape[:2], -1, -1)
+        bias = block_bias(self.p, self.fed, self.table, rows, cols)
         if bias is None:
-            return (q @ k.mT).mul_(self.p.scale)
-        flat = torch.baddbmm(bias.flatten(0, 1), q.flatten(0, 1), k.flatten(0, 1).mT, alpha=self.p.scale)
-        return flat.unflatten(0, q.shape[:2])
+            return torch.bmm(q, k.mT).mul_(self.p.scale).unflatten(0, self.p.q.shape[:2])
+        flat = torch.baddbmm(bias.flatten(0, 1), q, k.mT, alpha=self.p.scale)
+        return flat.unflatten(0, self.p.q.shape[:2])
 
-    def d_logits(self, weights: Tensor, d_weights: Tensor, rows: slice, cols: slice) -> Tensor:
-        """weights * d_weights, and its diagonal sums into the table's gradient."""
-        if self.d_table is None:
-            return d_weights.mul_(weights)
-        if not self.turned:
-            d_logits = d_weights.mul_(weights)
-            low, sums = diagonal_sums(d_logits, rows, cols, self.p.k.shape[2])
-        else:
-            height, width = weights.shape[-2:]
-            room = weights.new_zeros(*weights.shape[:2], height, height + width - 1)
-            stride = room.stride()
-            d_logits = room.as_strided(weights.shape, (*stride[:2], stride[2] + 1, 1))
-            torch.mul(weights, d_weights, out=d_logits)
-            low, sums = rows.start - (cols.stop - 1) + self.p.k.shape[2] - 1, room.sum(-2).flip(-1)
-        self.d_table[..., low : low + sums.shape[-1]] += sums
-        return d_logits
+    def weigh(
+        self, logits: Tensor, grads: Tensor, ends: Tensor, mass: Tensor, d_ends: Tensor, rows: slice, cols: slice
+    ) -> Tensor:
+        """In place: logits become weights, their gradient that of the logits, which flows on to the pieces."""
+        weights = logits.sub_(ends.unsqueeze(-1)).exp_()
+        # exp(logit - lse) carries the rounding of lse; the rows are whole, so their sum tells it
+        total = weights.sum(-1)
+        weights.mul_((mass / total).masked_fill_(total == 0, 0.0).unsqueeze(-1))
+        inner = torch.linalg.vecdot(weights, grads) - d_ends
+        grads.sub_(inner.unsqueeze(-1)).mul_(weights)
+        if self.d_table is not None:
+            low, sums = diagonal_sums(grads, rows, cols, self.p.k.shape[2])
+            self.d_table[..., low : low + sums.shape[-1]] += sums
+        self.grads.pull_pieces(self.fed.pieces, grads, rows, cols)
+        return inner
 
-    def finish(self) -> None:
-        """From the table's gradient to the tables and slopes it was made of."""
-        if self.d_table is None:
-            return
-        for piece in self.fed.tabled:
-            if piece.kind == "table":
-                self.grads.add(piece.slots[0], self.d_table)
-            else:
-                far = displacements(self.p).abs().unsqueeze(1).to(self.d_table.dtype)
-                self.grads.add(piece.slots[0], -(self.d_table * far).sum(-1, keepdim=True).unsqueeze(-1))
+    def finish(self, totals: Totals) -> None:
+        if self.d_table is not None:
+            for slot, grad in table_gradients(self.p, self.fed, self.d_table, self.block._replace(batch=slice(None))):
+                self.grads.add(slot, grad)
+        totals.add_operands(self.block, self.grads)

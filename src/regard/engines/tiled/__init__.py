@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...normal import Form, Problem
+from ...normal import Form, Problem, product_buffer
 from .gradients import Gradients, Totals, accumulate
 from .pieces import content, gated, logits_of
 from .places import Span, see
@@ -27,7 +27,7 @@ def refuse(form: Form, device: str, dtype: str) -> str | None:
 def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
     """A @ v and the log-sum-exp (eq. 19, 20): [batch, heads, q_len, v_dim] and [batch, heads, q_len]."""
     batch, heads, q_len, _ = problem.sizes
-    out = v.new_empty(batch, heads, q_len, v.shape[-1])
+    out = product_buffer(problem, v)
     lse = problem.q.new_empty(batch, heads, q_len, dtype=wide_type(problem))
     for block in each_block(problem):
         values = values_of(v, block, heads)

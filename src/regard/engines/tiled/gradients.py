@@ -193,11 +193,16 @@ class Totals:
     def add(self, block: Block, grads: Gradients, d_values: Tensor) -> None:
         """Take in a block's gradients."""
         heads = self.problem.q.shape[1]
+        for total, part in ((self.q, grads.q), (self.k, grads.k), (self.values, d_values)):
+            deposit(total, part, block, heads)
+        self.add_operands(block, grads)
+
+    def add_operands(self, block: Block, grads: Gradients) -> None:
+        """The same for the operands alone."""
         grads.contract(self.problem.select(block.batch, block.heads))
-        parts = [(self.q, grads.q), (self.k, grads.k), (self.values, d_values)]
-        for total, part in [*parts, *zip(self.operands, grads.operands, strict=True)]:
+        for total, part in zip(self.operands, grads.operands, strict=True):
             if total is not None and part is not None:
-                deposit(total, part, block, heads)
+                deposit(total, part, block, self.problem.q.shape[1])
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
         """Gradients of q, k, v and the operands, in their own dtypes."""

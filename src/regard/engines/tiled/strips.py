@@ -103,7 +103,7 @@ def wide_type(problem: Problem) -> torch.dtype:
     return wide(problem.q.dtype)
 
 
-def each_block(problem: Problem) -> Iterator[Block]:
+def parts_of(problem: Problem) -> Iterator[tuple[slice, slice]]:
     """Batch rows and heads that together fill a strip; one head at a time when a head is larger than that."""
     batch, heads, q_len, k_len = problem.sizes
     per_head = max(q_len * k_len, 1)
@@ -111,8 +111,13 @@ def each_block(problem: Problem) -> Iterator[Block]:
     b_step = max(1, min(batch, STRIP // (per_head * heads))) if h_step == heads else 1
     for b in range(0, batch, b_step):
         for h in range(0, heads, h_step):
-            part = slice(b, min(b + b_step, batch)), slice(h, min(h + h_step, heads))
-            yield Block(ready(problem.select(*part)), *part)
+            yield slice(b, min(b + b_step, batch)), slice(h, min(h + h_step, heads))
+
+
+def each_block(problem: Problem) -> Iterator[Block]:
+    """The same, each with its problem ready for tiles."""
+    for part in parts_of(problem):
+        yield Block(ready(problem.select(*part)), *part)
 
 
 def each_strip(problem: Problem) -> Iterator[tuple[slice, slice]]:

@@ -1,0 +1,350 @@
+/* Passes over blocks of logits that PyTorch would take several times over the same memory.
+
+   Everything here works on float32 blocks [batch, heads, rows, cols], contiguous, rows being whole visible rows of A:
+
+   regard_lay    the bias of a block: the sum of its sources, written once
+   regard_weigh  from logits and the gradient of the weights to weights and the gradient of the logits (eq. 22),
+                 and on to the gradients of the sources
+   regard_look   softmax of the rows and every summary of them, in one pass
+
+   Threads share out rows (or columns) in a fixed way, and what they add up together is kept apart by thread and added
+   in order by the caller: the same inputs give the same bits. No fast-math: NaN and infinity mean what they mean. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static int omp_get_thread_num(void) { return 0; }
+static int omp_get_num_threads(void) { return 1; }
+#endif
+
+#define TILE 1024 /* columns at a time: a source by columns stays in the nearest cache */
+#define CHUNK 16  /* rows a thread takes at a time */
+
+/* Where a bias comes from. The entry of the pair (i, j) is map[t], or t itself without a map, where t = rows[i] +
+   column(j), and column(j) is given by runs of columns: from `begin` on it is base + step * (j - begin), step 0 or 1.
+   Where runs are `sliding`, they are runs of t instead: from t = begin on, the entry is base + step * (t - begin), and
+   column(j) is j. */
+typedef struct {
+    int64_t begin, base, step;
+} run_t;
+
+typedef struct {
+    float *data;         /* laid out: what is read; pulled: what is added to */
+    int64_t batch, head; /* strides of data, in numbers */
+    int64_t row, col;    /* of a row and of a column; by entry for the others */
+    int64_t thread;      /* stride between the copies that threads add to (pulled tables only) */
+    const int64_t *rows;
+    const run_t *runs;
+    int64_t run_count, sliding;
+    const int32_t *map;
+} source_t;
+
+typedef struct {
+    int64_t batch, heads, rows, cols;
+    int64_t first_row, first_col; /* in the whole */
+    int64_t plane;                /* stride from one head's block to the next, in numbers */
+} block_t;
+
+/* e^x for x <= 0 or so, to a rounding or two; 0 below the normal numbers, NaN stays NaN. */
+static inline float quick_exp(float x) {
+    const float scaled = x * 1.44269504088896341f;
+    const float whole = scaled < -126.0f ? -126.0f : scaled > 127.0f ? 127.0f : scaled;
+    const float shifted = whole + 12582912.0f; /* 1.5 * 2^23: rounds to a whole number in the low bits */
+    const float n = shifted - 12582912.0f;
+    float r = x - n * 0.693359375f; /* log 2 in two parts */
+    r = r - n * -2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    union {
+        float f;
+        int32_t i;
+    } power, low;
+    low.f = shifted;
+    power.i = (low.i + 127) << 23;
+    const float value = p * power.f;
+    return x < -87.0f ? 0.0f : value;
+}
+
+/* A run that is met on the way through columns [from, to) of one row: columns [at, end), and the entry of `at`. */
+typedef struct {
+    int64_t n, at, end, entry, step;
+} met_t;
+
+static inline int next_run(const source_t *s, int64_t query, int64_t to, met_t *met) {
+    const int64_t slide = s->sliding ? s->rows[query] : 0, add = s->sliding ? 0 : s->rows[query];
+    met->at = met->end;
+    if (met->at >= to) return 0;
+    met->n++;
+    const run_t *run = s->runs + met->n;
+    met->end = met->n + 1 < s->run_count && run[1].begin - slide < to ? run[1].begin - slide : to;
+    met->step = run->step;
+    met->entry = add + run->base + run->step * (met->at + slide - run->begin);
+    return 1;
+}
+
+/* Before the first run: next_run steps onto the one that holds column `from`. */
+static inline met_t before(const source_t *s, int64_t query, int64_t from) {
+    const int64_t t = from + (s->sliding ? s->rows[query] : 0);
+    int64_t low = 0, high = s->run_count;
+    while (high - low > 1) {
+        const int64_t mid = (low + high) / 2;
+        if (s->runs[mid].begin <= t) low = mid;
+        else high = mid;
+    }
+    return (met_t){low - 1, from, from, 0, 0};
+}
+
+#define LAY(value)                                                                                                     \
+    do {                                                                                                               \
+        if (first)                                                                                                     \
+            for (int64_t j = 0; j < count; j++) o[j] = (value);                                                        \
+        else                                                                                                           \
+            for (int64_t j = 0; j < count; j++) o[j] += (value);                                                       \
+    } while (0)
+
+static void lay_row(const source_t *s, float *restrict out, int64_t b, int64_t h, int64_t i, int64_t query, int64_t from,
+                    int64_t to, int first) {
+    const float *restrict data = s->data + b * s->batch + h * s->head + i * s->row;
+    met_t met = before(s, query, from);
+    while (next_run(s, query, to, &met)) {
+        const int64_t count = met.end - met.at, col = s->col;
+        float *restrict o = out + (met.at - from);
+        const float *restrict column = data + met.at * col;
+        if (s->map) {
+            const int32_t *restrict map = s->map + met.entry;
+            if (!met.step) LAY(column[j * col + map[0]]);
+            else if (!col) LAY(data[map[j]]);
+            else LAY(column[j * col + map[j]]);
+        } else if (col) {
+            const float *restrict x = column + met.entry;
+            const int64_t stride = col + met.step;
+            LAY(x[j * stride]);
+        } else if (met.step) {
+            const float *restrict x = data + met.entry;
+            LAY(x[j]);
+        } else {
+            const float x = data[met.entry];
+            LAY(x);
+        }
+    }
+}
+
+void regard_lay(const source_t *sources, int64_t count, const block_t *block, float *out, int threads) {
+    const int64_t rows = block->rows, cols = block->cols, chunks = (rows + CHUNK - 1) / CHUNK;
+    const int64_t jobs = block->batch * block->heads * chunks;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t job = 0; job < jobs; job++) {
+        const int64_t plane = job / chunks, top = job % chunks * CHUNK, b = plane / block->heads, h = plane % block->heads;
+        const int64_t bottom = top + CHUNK < rows ? top + CHUNK : rows;
+        for (int64_t left = 0; left < cols; left += TILE) {
+            const int64_t right = left + TILE < cols ? left + TILE : cols;
+            for (int64_t i = top; i < bottom; i++)
+                for (int64_t n = 0; n < count; n++)
+                    lay_row(sources + n, out + plane * block->plane + i * cols + left, b, h, i, block->first_row + i,
+                            block->first_col + left, block->first_col + right, n == 0);
+        }
+    }
+}
+
+/* Adds x to the entries that lay_row reads, for a source by rows. */
+static void pull_row(const source_t *s, const float *restrict x, int64_t b, int64_t h, int64_t i, int64_t query,
+                     int64_t from, int64_t to, int thread) {
+    float *restrict data = s->data + thread * s->thread + b * s->batch + h * s->head + i * s->row;
+    met_t met = before(s, query, from);
+    while (next_run(s, query, to, &met)) {
+        const int64_t count = met.end - met.at;
+        const float *restrict y = x + (met.at - from);
+        if (!met.step) {
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t j = 0; j < count; j++) sum += y[j];
+            data[s->map ? s->map[met.entry] : met.entry] += sum;
+        } else if (s->map) {
+            for (int64_t j = 0; j < count; j++) data[s->map[met.entry + j]] += y[j];
+        } else {
+            float *restrict o = data + met.entry;
+            for (int64_t j = 0; j < count; j++) o[j] += y[j];
+        }
+    }
+}
+
+/* The same for a source by columns: every row of the block, for some columns. */
+static void pull_cols(const source_t *s, const float *x, const block_t *block, int64_t b, int64_t h, int64_t from, int64_t to) {
+    float *data = s->data + b * s->batch + h * s->head;
+    for (int64_t i = 0; i < block->rows; i++) {
+        const float *row = x + i * block->cols - block->first_col;
+        met_t met = before(s, block->first_row + i, from);
+        while (next_run(s, block->first_row + i, to, &met))
+            for (int64_t j = met.at, t = met.entry; j < met.end; j++, t += met.step)
+                data[j * s->col + (s->map ? s->map[t] : t)] += row[j];
+    }
+}
+
+/* logits becomes weights, grads (of the weights) becomes the gradient of the logits; ends is the log-sum-exp of each
+   row (+inf where it sees nothing), mass what its weights sum to (1, or less with a sink), d_ends the gradient of its
+   log-sum-exp; inner [rows] is handed back for the sink. */
+void regard_weigh(const source_t *pulled, int64_t count, const block_t *block, float *logits, float *grads, const float *ends,
+                  const float *mass, const float *d_ends, float *inner, int threads) {
+    const int64_t rows = block->rows, cols = block->cols, planes = block->batch * block->heads;
+#pragma omp parallel num_threads(threads)
+    {
+        const int thread = omp_get_thread_num();
+#pragma omp for schedule(static)
+        for (int64_t job = 0; job < planes * rows; job++) {
+            const int64_t plane = job / rows, i = job % rows;
+            float *w = logits + job * cols, *d = grads + job * cols;
+            const float end = ends[job];
+            float total = 0, mean = 0;
+#pragma omp simd reduction(+ : total, mean)
+            for (int64_t j = 0; j < cols; j++) {
+                const float e = quick_exp(w[j] - end);
+                w[j] = e;
+                total += e;
+                mean += e * d[j];
+            }
+            /* exp(logit - lse) carries the rounding of lse; the rows are whole, so their sum tells it */
+            const float fix = total > 0 ? mass[job] / total : total; /* 0, or NaN */
+            const float middle = mean * fix - d_ends[job];
+            inner[job] = middle;
+            for (int64_t j = 0; j < cols; j++) {
+                const float e = w[j] * fix;
+                w[j] = e;
+                d[j] = e * (d[j] - middle);
+            }
+            for (int64_t n = 0; n < count; n++)
+                if (!pulled[n].col)
+                    pull_row(pulled + n, d, plane / block->heads, plane % block->heads, i, block->first_row + i,
+                             block->first_col, block->first_col + cols, thread);
+        }
+        const int64_t tiles = (cols + 255) / 256;
+        for (int64_t n = 0; n < count; n++) {
+            if (!pulled[n].col) continue;
+#pragma omp for schedule(static)
+            for (int64_t job = 0; job < planes * tiles; job++) {
+                const int64_t plane = job / tiles, left = job % tiles * 256, right = left + 256 < cols ? left + 256 : cols;
+                pull_cols(pulled + n, grads + plane * rows * cols, block, plane / block->heads, plane % block->heads,
+                          block->first_col + left, block->first_col + right);
+            }
+        }
+    }
+}
+
+/* What to look at in a strip; NULL for what nobody asked for. Strides are in numbers. */
+typedef struct {
+    float *lse;                 /* [planes, rows]: log-sum-exp, with the sink */
+    const float *sink;          /* [planes]: or NULL */
+    float *entropy;             /* [planes, rows] */
+    float *received;            /* [threads, planes, cols], added to */
+    float *profile;             /* [threads, planes, rows + cols - 1], added to at j - i + rows - 1 */
+    float *cell_sum, *cell_max; /* [planes, rows, cells]: of each row */
+    int64_t cell, skip, cells;  /* columns in a cell, how many of them the first cell lacks, cells */
+    float *top_logit;           /* [planes, rows, top] */
+    int64_t *top_index;
+    int64_t top;
+} look_t;
+
+static void keep_top(const float *x, int64_t cols, float *values, int64_t *index, int64_t top) {
+    int64_t kept = 0;
+    float least = -INFINITY;
+    for (int64_t left = 0; left < cols; left += 64) {
+        const int64_t right = left + 64 < cols ? left + 64 : cols;
+        int any = 0;
+#pragma omp simd reduction(| : any)
+        for (int64_t j = left; j < right; j++) any |= x[j] > least;
+        if (!any) continue;
+        for (int64_t j = left; j < right; j++) {
+            if (!(x[j] > least)) continue;
+            int64_t at = kept < top ? kept++ : top - 1; /* the lower index stays before an equal one */
+            for (; at > 0 && values[at - 1] < x[j]; at--) values[at] = values[at - 1], index[at] = index[at - 1];
+            values[at] = x[j], index[at] = j;
+            if (kept == top) least = values[top - 1];
+        }
+    }
+    for (; kept < top; kept++) values[kept] = -INFINITY, index[kept] = -1;
+}
+
+/* Softmax of each row in place, then what was asked for. Returns the number of rows with NaN or +infinity in them,
+   which the caller must treat otherwise. */
+int64_t regard_look(const look_t *look, int64_t planes, int64_t rows, int64_t cols, float *strip, int threads) {
+    int64_t odd = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : odd)
+    {
+        const int thread = omp_get_thread_num();
+#pragma omp for schedule(static)
+        for (int64_t job = 0; job < planes * rows; job++) {
+            const int64_t plane = job / rows, i = job % rows;
+            float *x = strip + job * cols;
+            if (look->top) keep_top(x, cols, look->top_logit + job * look->top, look->top_index + job * look->top, look->top);
+            float top = look->sink ? look->sink[plane] : -INFINITY;
+            int bad = 0;
+#pragma omp simd reduction(max : top) reduction(| : bad)
+            for (int64_t j = 0; j < cols; j++) {
+                top = x[j] > top ? x[j] : top;
+                bad |= !(x[j] < INFINITY);
+            }
+            odd += bad != 0;
+            if (top == -INFINITY) top = 0;
+            float total = 0, bent = 0;
+            if (look->entropy) {
+#pragma omp simd reduction(+ : total, bent)
+                for (int64_t j = 0; j < cols; j++) {
+                    const float away = x[j] - top, e = quick_exp(away);
+                    x[j] = e;
+                    total += e;
+                    bent += e > 0 ? e * away : 0;
+                }
+            } else {
+#pragma omp simd reduction(+ : total)
+                for (int64_t j = 0; j < cols; j++) {
+                    const float e = quick_exp(x[j] - top);
+                    x[j] = e;
+                    total += e;
+                }
+            }
+            const float shown = total;
+            if (look->sink) total += expf(look->sink[plane] - top);
+            const float over = total > 0 ? 1 / total : 0;
+            look->lse[job] = total > 0 ? top + logf(total) : -INFINITY;
+            if (look->entropy) look->entropy[job] = total > 0 ? over * (logf(total) * shown - bent) : 0;
+            if (look->received || look->profile) {
+                float *r = look->received ? look->received + (thread * planes + plane) * cols : 0;
+                float *p = look->profile ? look->profile + (thread * planes + plane) * (rows + cols - 1) + rows - 1 - i : 0;
+                if (r && p)
+                    for (int64_t j = 0; j < cols; j++) {
+                        const float w = x[j] * over;
+                        r[j] += w, p[j] += w;
+                    }
+                else {
+                    float *o = r ? r : p;
+                    for (int64_t j = 0; j < cols; j++) o[j] += x[j] * over;
+                }
+            }
+            if (look->cell_sum) {
+                float *sums = look->cell_sum + job * look->cells, *maxima = look->cell_max + job * look->cells;
+                int64_t at = 0;
+                for (int64_t c = 0; c < look->cells; c++) {
+                    int64_t end = (c + 1) * look->cell - look->skip;
+                    if (end > cols) end = cols;
+                    float sum = 0, most = 0;
+#pragma omp simd reduction(+ : sum) reduction(max : most)
+                    for (int64_t j = at; j < end; j++) {
+                        sum += x[j];
+                        most = x[j] > most ? x[j] : most;
+                    }
+                    sums[c] = sum * over, maxima[c] = most * over;
+                    at = end;
+                }
+            }
+        }
+    }
+    return odd;
+}

@@ -1,0 +1,403 @@
+"""Where the bias of a block comes from: pieces as sources that native.c reads, and adds gradients to.
+
+On a line and on a grid the table entry of a pair is a sum, one number of the query plus one of the key: with places
+counted backwards for queries, t(i, j) = a_i + b_j, and b_j grows by one along a run of keys. A class token has no
+place; it gets zones of its own beyond the table (`grid_places`). So one loop serves T5, Swin, BEiT, SAM, Shaw,
+Transformer-XL and DeBERTa: the bias of a row is read in runs from a table, from <u_i, R>, or across the <w_j, R>.
+
+Pieces without such a structure (gates, points, networks) are laid out by the tiled engine and added as they are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...normal import Piece, Problem, each_head, pick_heads
+from ..tiled.gradients import Gradients, Totals, deposit
+from ..tiled.pieces import gated
+from ..tiled.places import coordinates, see
+from ..tiled.strips import Block, parts_of, ready, wide_type
+from . import native
+from .feeding import Feed, table_gradients
+
+#: rows of <u_i, R> at a time, so that they are still in the cache when they are read
+ROWS = 256
+#: entries of <w_j, R> that are kept for a head; a term with more is laid out by parts
+ENTRIES = 2048
+
+
+class Places(NamedTuple):
+    """t(i, j) = rows[i] + base + step * (j - begin), in runs (begin, base, step) of keys."""
+
+    rows: Tensor  # [q_len]
+    runs: Tensor  # [n, 3]
+    order: Tensor  # the table entry that each t means
+    sliding: bool = False  # the runs are of t, not of j: begin, entry, step
+
+
+def line_places(p: Problem) -> Places:
+    q_len, k_len = p.q.shape[2], p.k.shape[2]
+    size = q_len + k_len - 1
+    back = torch.arange(q_len - 1, -1, -1)
+    return Places(back, torch.tensor([[0, 0, 1]]), torch.arange(size - 1, -1, -1))
+
+
+def grid_places(p: Problem, axes: tuple[int, ...]) -> Places:
+    """Places on some axes of a grid, tokens without a place included."""
+    (q_at, q_placed), (k_at, k_placed) = (
+        coordinates(p, side, slice(0, n)) for side, n in (("q", p.q.shape[2]), ("k", p.k.shape[2]))
+    )
+    q_shape, k_shape = p.form.q_geometry[1], p.form.k_geometry[1]
+    a, b, size = torch.zeros_like(q_at[0, :, 0]), torch.zeros_like(k_at[0, :, 0]), 1
+    for axis in reversed(axes):
+        a = a + (q_shape[axis] - 1 - q_at[0, :, axis]) * size
+        b = b + k_at[0, :, axis] * size
+        size *= q_shape[axis] + k_shape[axis] - 1
+    order = torch.arange(size - 1, -1, -1)
+    if q_placed is not None or k_placed is not None:
+        # zones: pairs of places, a key alone, a query alone, both alone; sums of the numbers below lie in the right one
+        key_alone, most = size, math.prod(q_shape[axis] for axis in axes) and int(a.max())
+        query_alone = key_alone + most + 1
+        if k_placed is not None:
+            b = torch.where(k_placed[0], b, key_alone)
+        if q_placed is not None:
+            a = torch.where(q_placed[0], a, query_alone)
+        order = torch.cat([
+            order, torch.full((most + 1,), size + 1), torch.full((key_alone,), size), torch.full((1,), size + 2)
+        ])  # fmt: skip
+    step = int(axes[-1] == len(k_shape) - 1)  # within a line of the grid
+    begin = torch.cat([torch.zeros(1, dtype=torch.long), (b.diff() != step).nonzero().flatten() + 1])
+    return Places(a, torch.stack([begin, b[begin], torch.full_like(begin, step)], dim=1), order)
+
+
+class Source(NamedTuple):
+    """One piece as native.c knows it: a table [b, h, n], or u [b, h, q_len, f] (w of the keys) and R [b, h, n, f]."""
+
+    piece: Piece | None  # None: the table of the feed
+    by: str  # "table", "query" or "key"
+    places: Places
+    parts: tuple[Tensor, ...]
+    map: Tensor | None = None  # [n] int32: the row of R that each t means; None: R is in the order of t
+
+    def entries(self, rows: slice, cols: slice) -> slice:
+        """The rows of R that a block reads."""
+        if self.map is not None or self.places.sliding or len(self.places.runs) > 1:
+            return slice(0, self.parts[-1].shape[2])
+        back = self.places.rows
+        return slice(int(back[rows.stop - 1]) + cols.start, int(back[rows.start]) + cols.stop)
+
+    def told(self, x: Tensor, first: int = 0, thread: int = 0) -> native.Source:
+        """What native.c is told, to read from x or to add to it; x begins at this entry."""
+        first_axis = -3 if self.by == "table" else -4
+        batch, head = (0 if x.shape[n] == 1 else x.stride(n) for n in (first_axis, first_axis + 1))
+        row, col = (x.stride(-2) if self.by == side else 0 for side in ("query", "key"))
+        places = self.places
+        return native.Source(
+            native.pointer(x, -first), batch, head, row, col, thread,
+            native.pointer(places.rows), native.pointer(places.runs), len(places.runs), places.sliding,
+            native.pointer(self.map),
+        )  # fmt: skip
+
+
+def sources_of(problem: Problem, fed: Feed) -> tuple[list[Source], list[Piece]]:
+    """The pieces that native.c can lay out, and those it cannot."""
+    found, rest = [], []
+    line = line_places(problem) if problem.form.q_geometry[0] == "line" else None
+    if fed.table is not None:
+        assert line is not None
+        found.append(Source(None, "table", line, (fed.table,)))
+    for piece in fed.pieces:
+        source = _source(problem, piece, line)
+        if source is None:
+            rest.append(piece)
+        else:
+            found.append(source)
+    return found, rest
+
+
+def _source(p: Problem, piece: Piece, line: Places | None) -> Source | None:
+    if piece.gate >= 0 or (piece.space and piece.space[0] == "points"):
+        return None
+    parts = tuple(p.operands[slot] for slot in piece.slots)
+    if piece.kind == "vector":
+        return _by_key(p, piece, parts[0])
+    if piece.kind not in ("table", "query", "key"):
+        return None
+    bins = None if piece.lookup < 0 else p.operands[piece.lookup]
+    if bins is not None and len(bins) > 1:  # rows of the batch that start at different places
+        return None
+    if line is not None:
+        if bins is not None:
+            return _binned(piece, line, parts, bins[0, 0].flip(-1))
+        source = Source(piece, piece.kind, line, (*parts[:-1], parts[-1].flip(2)))
+    else:
+        if p.form.q_start >= 0 or p.form.k_start >= 0:
+            return None
+        places = grid_places(p, piece.space[1])
+        if bins is not None:
+            places = places._replace(order=bins[0, 0][places.order])
+        source = Source(piece, piece.kind, places, (*parts[:-1], parts[-1].index_select(2, places.order)))
+    many = source.parts[-1].shape[2]
+    return None if (piece.kind == "key" and many > ENTRIES) or many > 1 << 17 else source
+
+
+def _by_key(p: Problem, piece: Piece, x: Tensor) -> Source | None:
+    """A bias per key is a table over keys."""
+    if x.shape[-2] > 1 or x.shape[-1] == 1:
+        return None
+    keys = torch.arange(p.k.shape[2])
+    places = Places(torch.zeros(p.q.shape[2], dtype=torch.long), torch.tensor([[0, 0, 1]]), keys)
+    return Source(piece, "table", places, (x[:, :, 0],))
+
+
+def _binned(piece: Piece, line: Places, parts: tuple[Tensor, ...], bins: Tensor) -> Source | None:
+    """A term by bins of the displacement: in long runs of t where its bins have such, else through a map."""
+    many = parts[1].shape[2]
+    if piece.kind == "key" and many > ENTRIES:
+        return None
+    if piece.kind == "query":
+        turned = many - 1 - bins  # bins fall as t grows
+        runs = runs_of(turned)
+        if runs is not None:
+            places = Places(line.rows, runs, torch.arange(many - 1, -1, -1), sliding=True)
+            return Source(piece, "query", places, (parts[0], parts[1].flip(2)))
+    return Source(piece, piece.kind, line, parts, bins.to(torch.int32))
+
+
+def runs_of(entries: Tensor) -> Tensor | None:
+    """Entries as runs (begin, entry, step 0 or 1), when they are long enough to be worth it."""
+    steps = entries.diff()
+    turns = ((steps[1:] != steps[:-1]).nonzero().flatten() + 2).tolist()
+    if len(turns) * 16 > len(entries):
+        return None
+    found, step = [], -1
+    for at in (0, 1, *turns):
+        if at < len(entries) and (at == 0 or int(steps[at - 1]) != step):
+            step = int(steps[at]) if at < len(steps) else 0
+            found.append((at, int(entries[at]), step))
+    runs = torch.tensor(found)
+    which = torch.searchsorted(runs[:, 0].contiguous(), torch.arange(len(entries)), right=True) - 1
+    begin, entry, step_of = runs[which].unbind(1)
+    same = torch.equal(entry + step_of * (torch.arange(len(entries)) - begin), entries)
+    return runs if same and bool((runs[:, 2] * (1 - runs[:, 2]) == 0).all()) else None
+
+
+def blocks_of_heads(problem: Problem) -> Iterator[Block]:
+    """Batch rows and heads that together fill a strip; one head at a time when a head is larger than that."""
+    for batch, heads in parts_of(problem):
+        yield Block(problem, batch, heads)
+
+
+def rows_at_once(problem: Problem, planes: int) -> int:
+    """Rows of a block for the fused kernel, which is quickest with a thousand; few where a mask hides much of them."""
+    most = ROWS if problem.form.mask is not None else 4 * ROWS
+    return min(most, max(ROWS, (1 << 22) // (planes * problem.k.shape[2])))
+
+
+def own_of(problem: Problem, block: Block) -> Callable[[Tensor], Tensor]:
+    """What takes a block's part of a tensor [batch or 1, heads or 1, ..], in the computing precision."""
+    count, dtype = problem.q.shape[1], wide_type(problem)
+
+    def own(x: Tensor) -> Tensor:
+        x = x[block.batch] if x.shape[0] > 1 else x
+        return each_head(pick_heads(x, block.heads, count), block.heads.stop - block.heads.start).to(dtype)
+
+    return own
+
+
+class Scratch:
+    """Room for blocks, used again and again: fresh memory costs more than what is written to it."""
+
+    def __init__(self) -> None:
+        self.rooms: dict[object, Tensor] = {}
+
+    def take(self, name: object, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Uninitialised room of this name; what it held before is gone."""
+        size = math.prod(shape)
+        room = self.rooms.get(name)
+        if room is None or room.numel() < size:
+            self.rooms[name] = room = torch.empty(size, dtype=dtype)
+        return room[:size].view(shape)
+
+
+class Layer:
+    """The bias of some batch rows and heads, and the gradients of what it is made of."""
+
+    def __init__(
+        self, problem: Problem, fed: Feed, sources: list[Source], rest: list[Piece], block: Block, scratch: Scratch
+    ):
+        self.problem, self.fed, self.rest, self.block, self.scratch = problem, fed, rest, block, scratch
+        own = own_of(problem, block)
+        self.planes = block.batch.stop - block.batch.start, block.heads.stop - block.heads.start
+        self.sources = [source._replace(parts=tuple(own(x) for x in source.parts)) for source in sources]
+        self.kept: dict[int, Tensor] = {}  # <w_j, R> of all keys
+        self.ready = ready(problem.select(block.batch, block.heads)) if rest or fed.mask is not None else None
+
+    def bias(self, out: Tensor, rows: slice, cols: slice) -> bool:
+        """Lay the bias of a block into out [b, h, rows, cols]; False when there is none."""
+        step = ROWS if any(source.by == "query" for source in self.sources) else rows.stop - rows.start
+        for first in range(rows.start, rows.stop, step):
+            some = slice(first, min(first + step, rows.stop))
+            self._lay(out[:, :, first - rows.start : some.stop - rows.start], some, cols)
+        p = self.ready
+        if p is None:
+            return bool(self.sources)
+        if not self.sources:
+            out.zero_()
+        for piece in self.rest:
+            out += gated(piece, p, rows, cols)
+        if self.fed.mask is not None:
+            out.masked_fill_(~see(p, self.fed.mask, rows, cols), -torch.inf)
+        return True
+
+    def _lay(self, out: Tensor, rows: slice, cols: slice) -> None:
+        if not self.sources:
+            return
+        read = []  # kept alive until they are read
+        told = []
+        for n, source in enumerate(self.sources):
+            entries = slice(0, 0)
+            if source.by == "table":
+                x = source.parts[0]
+            elif source.by == "key":
+                if n not in self.kept:
+                    self.kept[n] = source.parts[0] @ source.parts[1].mT
+                x = self.kept[n]
+            else:
+                entries = source.entries(rows, cols)
+                u, features = source.parts[0][:, :, rows], source.parts[1][:, :, entries]
+                x = self.scratch.take(
+                    n, (*torch.broadcast_shapes(u.shape[:2], features.shape[:2]), u.shape[2], features.shape[2])
+                )
+                torch.matmul(u, features.mT, out=x)
+            read.append(x)
+            told.append(source.told(x, entries.start))
+        native.call("regard_lay", native.array(told), len(told), block_of(out, rows, cols), native.pointer(out))
+
+
+class Pull:
+    """Gradients of a layer's sources, gathered over its blocks of rows."""
+
+    def __init__(self, layer: Layer, needs: Sequence[bool]):
+        self.layer, self.needs = layer, needs
+        sources = [source for source in layer.sources if self._learns(source)]
+        self.sources = sources
+        shape = layer.planes
+        threads = torch.get_num_threads()
+        self.into: list[Tensor] = []  # what native.c adds to: tables by thread, <w_j, R> of all keys, R itself
+        for source in sources:
+            if source.by == "table":
+                size = threads, *shape, source.parts[0].shape[-1]
+            elif source.by == "key":
+                size = *shape, source.parts[0].shape[2], source.parts[1].shape[2]
+            else:
+                size = *shape, *source.parts[1].shape[2:]
+            self.into.append(torch.zeros(size))
+        self.of_queries = {
+            n: torch.zeros(*shape, *s.parts[0].shape[2:]) for n, s in enumerate(sources) if s.by == "query"
+        }
+        self.grads: Gradients | None = None
+        if layer.rest:
+            assert layer.ready is not None
+            mine = {slot for piece in layer.rest for slot in (*piece.slots, piece.gate)}
+            self.grads = Gradients(layer.ready, [need and slot in mine for slot, need in enumerate(needs)])
+
+    def _learns(self, source: Source) -> bool:
+        pieces = self.layer.fed.tabled if source.piece is None else (source.piece,)
+        return any(self.needs[slot] for piece in pieces for slot in piece.slots)
+
+    def row_blocks(self) -> Iterator[slice]:
+        q_len = self.layer.problem.q.shape[2]
+        return (slice(first, min(first + ROWS, q_len)) for first in range(0, q_len, ROWS))
+
+    def logits(self, q: Tensor, k: Tensor, rows: slice, cols: slice) -> Tensor:
+        """scale * q kᵀ + bias, in one matrix product that starts from the bias."""
+        shape = *self.layer.planes, rows.stop - rows.start, cols.stop - cols.start
+        out = self.layer.scratch.take("logits", shape)
+        there = self.layer.bias(out, rows, cols)
+        out.flatten(0, 1).baddbmm_(q, k.mT, beta=int(there), alpha=self.layer.problem.scale)
+        return out
+
+    def weigh(
+        self, logits: Tensor, grads: Tensor, ends: Tensor, mass: Tensor, d_ends: Tensor, rows: slice, cols: slice
+    ) -> Tensor:
+        """In place: logits become weights, their gradient that of the logits, which flows on to the sources."""
+        spread: dict[int, tuple[Tensor, slice]] = {}
+        told = []
+        for n, (source, into) in enumerate(zip(self.sources, self.into, strict=True)):
+            if source.by == "query":
+                entries = source.entries(rows, cols)
+                shape = *into.shape[:2], rows.stop - rows.start, entries.stop - entries.start
+                room = self.layer.scratch.take(n, shape).zero_()
+                spread[n] = room, entries
+                told.append(source.told(room, entries.start))
+            else:
+                told.append(source.told(into, thread=into.stride(0) if source.by == "table" else 0))
+        by_row = [x.contiguous() for x in (ends, mass, d_ends)]
+        inner = torch.empty_like(by_row[0])
+        native.call(
+            "regard_weigh", native.array(told), len(told), block_of(logits, rows, cols),
+            *(native.pointer(x) for x in (logits, grads, *by_row, inner)),
+        )  # fmt: skip
+        for n, (room, entries) in spread.items():
+            u, features = self.sources[n].parts
+            self.of_queries[n][:, :, rows] = room @ features[:, :, entries]
+            self.into[n][:, :, entries] += room.mT @ u[:, :, rows]
+        if self.grads is not None:
+            self.grads.pull_pieces(self.layer.rest, grads, rows, cols)
+        return inner
+
+    def finish(self, totals: Totals) -> None:
+        """Hand the gradients of the sources to the operands they were made of."""
+        block, heads = self.layer.block, self.layer.problem.q.shape[1]
+
+        def give(slot: int, grad: Tensor) -> None:
+            total = totals.operands[slot]
+            if total is not None:
+                deposit(total, grad, block, heads)
+
+        for n, (source, into) in enumerate(zip(self.sources, self.into, strict=True)):
+            piece, order = source.piece, source.places.order
+            if piece is None:
+                for slot, grad in table_gradients(self.layer.problem, self.layer.fed, into.sum(0).flip(-1), block):
+                    give(slot, grad)
+                continue
+            if source.by == "table":
+                grad = into.sum(0) if piece.kind == "table" else into.sum(0).unsqueeze(-2)
+                give(piece.slots[0], back_in_order(grad, -1, order, totals.operands[piece.slots[0]]))
+                continue
+            if source.by == "key":
+                w, features = source.parts
+                give(piece.slots[0], into @ features)
+                into = into.mT @ w
+            else:
+                give(piece.slots[0], self.of_queries[n])
+            give(
+                piece.slots[1],
+                into if source.map is not None else back_in_order(into, 2, order, totals.operands[piece.slots[1]]),
+            )
+        if self.grads is not None:
+            self.grads.contract(self.layer.problem.select(block.batch, block.heads))
+            for slot, grad in enumerate(self.grads.operands):
+                if grad is not None:
+                    give(slot, grad)
+
+
+def back_in_order(grad: Tensor, dim: int, order: Tensor, like: Tensor | None) -> Tensor:
+    """The adjoint of reading entries in an order; entries that were read several times are added up."""
+    if like is None:
+        return grad
+    shape = list(grad.shape)
+    shape[dim] = like.shape[dim]
+    return grad.new_zeros(shape).index_add_(dim, order, grad)
+
+
+def block_of(x: Tensor, rows: slice, cols: slice) -> object:
+    """A block [b, h, rows, cols], each head contiguous, as native.c knows it."""
+    return ctypes.byref(native.Block(*x.shape, rows.start, cols.start, x.stride(1)))
