@@ -7,7 +7,7 @@ import torch
 from descriptions import GRID_TERMS, LINE_TERMS, MASKS, POINT_TERMS, Case
 from support import all_within_budget
 
-from regard.engines.cpu import feeding
+from regard.engines.cpu import feeding, sources
 from regard.engines.tiled import strips as strips_module
 
 
@@ -16,6 +16,7 @@ def cut(monkeypatch: pytest.MonkeyPatch, small: bool) -> None:
         monkeypatch.setattr(strips_module, "STRIP", 8)
         monkeypatch.setattr(strips_module, "MIN_ROWS", 2)
         monkeypatch.setattr(feeding, "ROWS", 3)
+        monkeypatch.setattr(sources, "ROWS", 3)
 
 
 def results(

@@ -12,14 +12,18 @@ from torch import nn
 
 import regard as rg
 from regard.engines import cpu
+from regard.engines.cpu import native
 
 
 @given(case=cases())
 @settings(max_examples=80, deadline=None, derandomize=True)
-@pytest.mark.parametrize("small", [False, True])
-def test_the_chosen_engine_equals_the_definition(small, case):
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "PyTorch"])
+@pytest.mark.parametrize("small", [False, True], ids=["whole", "small blocks"])
+def test_the_chosen_engine_equals_the_definition(small, compiled, case):
     with pytest.MonkeyPatch.context() as patch:
         cut(patch, small)
+        if not compiled:
+            patch.setattr(native, "_load", lambda: (None, "not wanted"))
         compare(case, torch.float32, None)
 
 

@@ -1,8 +1,8 @@
 """The CPU engine: PyTorch's fused attention, fed with views of relative terms; our own blocks for what it cannot do.
 
 The fused kernel is near the machine's limit, so it is fed rather than replaced (feeding.py). It gives no gradient to a
-bias: when a position term learns, the backward pass is ours, block by block (gradients.py). Tiles and summaries are the
-tiled engine's.
+bias: when a position term learns, the backward pass is ours, block by block (gradients.py). Summaries are compiled
+passes over strips (looking.py, native.c), tiles the tiled engine's.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..tiled.strips import columns, each_block, values_of, wide_type
 from . import native
 from .feeding import Feed, blind_rows, block_bias, blocks_of_rows, feed, fused, own_table, row_blocks, toeplitz
 from .gradients import fused_backward, learned_backward
+from .looking import reduce as reduce
 from .sources import Layer, Scratch, blocks_of_heads, own_of, rows_at_once, sources_of
 
 tile = tiled.tile
-reduce = tiled.reduce
 
 
 def refuse(form: Form, device: str, dtype: str) -> str | None:

@@ -74,34 +74,26 @@ static inline float quick_exp(float x) {
     return x < -87.0f ? 0.0f : value;
 }
 
-/* A run that is met on the way through columns [from, to) of one row: columns [at, end), and the entry of `at`. */
-typedef struct {
-    int64_t n, at, end, entry, step;
-} met_t;
-
-static inline int next_run(const source_t *s, int64_t query, int64_t to, met_t *met) {
-    const int64_t slide = s->sliding ? s->rows[query] : 0, add = s->sliding ? 0 : s->rows[query];
-    met->at = met->end;
-    if (met->at >= to) return 0;
-    met->n++;
-    const run_t *run = s->runs + met->n;
-    met->end = met->n + 1 < s->run_count && run[1].begin - slide < to ? run[1].begin - slide : to;
-    met->step = run->step;
-    met->entry = add + run->base + run->step * (met->at + slide - run->begin);
-    return 1;
-}
-
-/* Before the first run: next_run steps onto the one that holds column `from`. */
-static inline met_t before(const source_t *s, int64_t query, int64_t from) {
-    const int64_t t = from + (s->sliding ? s->rows[query] : 0);
+static int64_t run_at(const source_t *s, int64_t t) {
     int64_t low = 0, high = s->run_count;
     while (high - low > 1) {
         const int64_t mid = (low + high) / 2;
         if (s->runs[mid].begin <= t) low = mid;
         else high = mid;
     }
-    return (met_t){low - 1, from, from, 0, 0};
+    return low;
 }
+
+/* Goes through the runs of columns [from, to) of one row: `at` and `end` are a run's columns, `entry` the first one's
+   entry, `step` how entries go on from there. */
+#define EACH_RUN(s, query, from, to)                                                                                   \
+    const int64_t slide = (s)->sliding ? (s)->rows[query] : 0, add = (s)->sliding ? 0 : (s)->rows[query];              \
+    const run_t *run = (s)->runs + ((s)->run_count > 1 ? run_at(s, (from) + slide) : 0);                               \
+    const run_t *const last = (s)->runs + (s)->run_count - 1;                                                          \
+    for (int64_t at = (from), end, entry, step;                                                                        \
+         at < (to) && (end = run < last && run[1].begin - slide < (to) ? run[1].begin - slide : (to), step = run->step, \
+                      entry = add + run->base + step * (at + slide - run->begin), 1);                                   \
+         at = end, run++)
 
 #define LAY(value)                                                                                                     \
     do {                                                                                                               \
@@ -114,25 +106,25 @@ static inline met_t before(const source_t *s, int64_t query, int64_t from) {
 static void lay_row(const source_t *s, float *restrict out, int64_t b, int64_t h, int64_t i, int64_t query, int64_t from,
                     int64_t to, int first) {
     const float *restrict data = s->data + b * s->batch + h * s->head + i * s->row;
-    met_t met = before(s, query, from);
-    while (next_run(s, query, to, &met)) {
-        const int64_t count = met.end - met.at, col = s->col;
-        float *restrict o = out + (met.at - from);
-        const float *restrict column = data + met.at * col;
+    const int64_t col = s->col;
+    EACH_RUN(s, query, from, to) {
+        const int64_t count = end - at;
+        float *restrict o = out + (at - from);
+        const float *restrict column = data + at * col;
         if (s->map) {
-            const int32_t *restrict map = s->map + met.entry;
-            if (!met.step) LAY(column[j * col + map[0]]);
+            const int32_t *restrict map = s->map + entry;
+            if (!step) LAY(column[j * col + map[0]]);
             else if (!col) LAY(data[map[j]]);
             else LAY(column[j * col + map[j]]);
         } else if (col) {
-            const float *restrict x = column + met.entry;
-            const int64_t stride = col + met.step;
+            const float *restrict x = column + entry;
+            const int64_t stride = col + step;
             LAY(x[j * stride]);
-        } else if (met.step) {
-            const float *restrict x = data + met.entry;
+        } else if (step) {
+            const float *restrict x = data + entry;
             LAY(x[j]);
         } else {
-            const float x = data[met.entry];
+            const float x = data[entry];
             LAY(x);
         }
     }
@@ -159,19 +151,18 @@ void regard_lay(const source_t *sources, int64_t count, const block_t *block, fl
 static void pull_row(const source_t *s, const float *restrict x, int64_t b, int64_t h, int64_t i, int64_t query,
                      int64_t from, int64_t to, int thread) {
     float *restrict data = s->data + thread * s->thread + b * s->batch + h * s->head + i * s->row;
-    met_t met = before(s, query, from);
-    while (next_run(s, query, to, &met)) {
-        const int64_t count = met.end - met.at;
-        const float *restrict y = x + (met.at - from);
-        if (!met.step) {
+    EACH_RUN(s, query, from, to) {
+        const int64_t count = end - at;
+        const float *restrict y = x + (at - from);
+        if (!step) {
             float sum = 0;
 #pragma omp simd reduction(+ : sum)
             for (int64_t j = 0; j < count; j++) sum += y[j];
-            data[s->map ? s->map[met.entry] : met.entry] += sum;
+            data[s->map ? s->map[entry] : entry] += sum;
         } else if (s->map) {
-            for (int64_t j = 0; j < count; j++) data[s->map[met.entry + j]] += y[j];
+            for (int64_t j = 0; j < count; j++) data[s->map[entry + j]] += y[j];
         } else {
-            float *restrict o = data + met.entry;
+            float *restrict o = data + entry;
             for (int64_t j = 0; j < count; j++) o[j] += y[j];
         }
     }
@@ -182,9 +173,8 @@ static void pull_cols(const source_t *s, const float *x, const block_t *block, i
     float *data = s->data + b * s->batch + h * s->head;
     for (int64_t i = 0; i < block->rows; i++) {
         const float *row = x + i * block->cols - block->first_col;
-        met_t met = before(s, block->first_row + i, from);
-        while (next_run(s, block->first_row + i, to, &met))
-            for (int64_t j = met.at, t = met.entry; j < met.end; j++, t += met.step)
+        EACH_RUN(s, block->first_row + i, from, to)
+            for (int64_t j = at, t = entry; j < end; j++, t += step)
                 data[j * s->col + (s->map ? s->map[t] : t)] += row[j];
     }
 }

@@ -241,7 +241,8 @@ class Layer:
 
     def bias(self, out: Tensor, rows: slice, cols: slice) -> bool:
         """Lay the bias of a block into out [b, h, rows, cols]; False when there is none."""
-        step = ROWS if any(source.by == "query" for source in self.sources) else rows.stop - rows.start
+        long = any(source.by == "query" and source.parts[1].shape[2] > ENTRIES for source in self.sources)
+        step = ROWS if long else rows.stop - rows.start
         for first in range(rows.start, rows.stop, step):
             some = slice(first, min(first + step, rows.stop))
             self._lay(out[:, :, first - rows.start : some.stop - rows.start], some, cols)
