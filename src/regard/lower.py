@@ -174,7 +174,12 @@ class _Lowering:
                 bins = self.add(lookup(index, d, axes)[:, None])
                 rows, config = rows[None], (index.injective,)
             else:
-                rows = tabulate(part, d, axes).to(self.wide)  # sinusoids come in float64
+                rows = tabulate(part, d, axes, self.wide)
+                both = mirrored(part, d, term.weight, rows) if space == ("line",) else None
+                if both is not None:
+                    slots = self.add(x), self.add(both * term.scale)
+                    self.pieces.append(Piece(side, label, space, slots, gate, bins, part.reach, config))
+                    continue
             u, rows = fold(x, term.weight, rows, heads, term.scale)
             self.pieces.append(Piece(side, label, space, (self.add(u), self.add(rows)), gate, bins, part.reach, config))
 
@@ -295,7 +300,7 @@ def static_table(term: Static, d: Description, wide: torch.dtype) -> Tensor:
             bias = readout
         bias = with_zero_row(bias.unsqueeze(-1), bins, d)
         return take(bias, lookup(bins, d, None), bins.injective).squeeze(-1)
-    rows = tabulate(feature, d, None).to(wide)  # [b, heads or 1, n, f]
+    rows = tabulate(feature, d, None, wide)  # [b, heads or 1, n, f]
     return (rows * readout[None, :, None]).sum(-1)
 
 
@@ -311,6 +316,32 @@ def fold(x: Tensor, weight: Tensor | None, rows: Tensor | None, heads: int, scal
     if rows is None:
         return u * scale, u
     return u, rows * scale
+
+
+def mirrored(feature: Feature, d: Description, weight: Tensor | None, rows: Tensor) -> Tensor | None:
+    """R Wᵀ of a sinusoid for displacements on both sides of 0, by half the work: cos is even and sin is odd.
+
+    None where that does not help. rows is R, [1, 1, n, f], from the smallest displacement on.
+    """
+    start = d.q_start - d.k_start
+    if (
+        weight is None
+        or not isinstance(feature, Sinusoid)
+        or not isinstance(start, int)
+        or torch.compiler.is_compiling()
+    ):
+        return None
+    below, above = d.k.shape[-2] - 1 - start, d.q.shape[-2] - 1 + start  # how far displacements go on either side
+    if weight.shape[2] <= weight.shape[1] or rows.shape[:2] != (1, 1) or min(below, above) < 64:
+        return None
+    less = min(below, above)
+    side = rows[:, :, below:] if above >= below else rows[:, :, : below + 1].flip(2)  # from 0 on, away from it
+    on_cos, on_sin = feature.split(weight.to(rows.dtype))
+    cos, sin = feature.split(side)
+    even, odd = cos @ on_cos.mT, sin @ on_sin.mT  # [1, heads, far + 1, d]
+    other = (even - odd)[:, :, 1 : less + 1].flip(2)
+    found = torch.cat([other, even + odd], dim=2)
+    return found if above >= below else found.flip(2)
 
 
 def addition_theorem(feature: Sinusoid, read: Tensor, side: str, d: Description, axis: int) -> tuple[Tensor, Tensor]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .description import Description
-from .features import Feature, OnAxis, OneHot, PerAxis, Table
+from .features import Feature, OnAxis, OneHot, PerAxis, Sinusoid, Table
 from .geometry import Grid, Points
 from .position import Bound, Rotary
 
 #: rows of one-hot products at a time
 CHUNK = 8192
+#: numbers of a table of sinusoids that is kept
+WAVES = 1 << 23
 
 
 @torch.library.custom_op("regard::take", mutates_args=())
@@ -160,10 +163,27 @@ def with_zero_row(rows: Tensor, bins: OneHot, d: Description) -> Tensor:
     return rows
 
 
-def tabulate(feature: Feature, d: Description, axes: tuple[int, ...] | None) -> Tensor:
+@functools.lru_cache(maxsize=4)
+def waves(
+    frequencies: tuple[float, ...], order: str, first: int, count: int, device: str, dtype: torch.dtype
+) -> Tensor:
+    """Fixed sinusoids of consecutive displacements, [1, count, f]: the same for every layer and every step."""
+    return Sinusoid(frequencies, order=order)(torch.arange(first, first + count, device=device)[None, :, None]).to(
+        dtype
+    )
+
+
+def tabulate(feature: Feature, d: Description, axes: tuple[int, ...] | None, dtype: torch.dtype) -> Tensor:
     """R for every displacement: [batch or 1, heads or 1, n, f]."""
-    delta = displacements(d, axes)
-    rows = feature(delta)  # [b, n, f] or [heads, b, n, f]
+    rows: Tensor | None = None
+    if isinstance(feature, Sinusoid) and feature.learned is None and not torch.compiler.is_compiling():
+        base = d.q_start - d.k_start
+        count = d.q.shape[-2] + d.k.shape[-2] - 1
+        if not isinstance(d.q_geometry, Grid) and isinstance(base, int) and 0 < count * feature.dim <= WAVES:
+            first = base - d.k.shape[-2] + 1
+            rows = waves(feature.fixed, feature.order, first, count, str(d.q.device), dtype)
+    if rows is None:
+        rows = feature(displacements(d, axes)).to(dtype)  # [b, n, f] or [heads, b, n, f]; sinusoids come in float64
     rows = rows.unsqueeze(1) if feature.heads is None else rows.movedim(0, 1)
     if isinstance(d.q_geometry, Grid):
         alone = feature.unplaced()

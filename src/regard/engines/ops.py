@@ -122,16 +122,21 @@ def backward(
     engine, form = decode(spec)
     problem = _problem(q, k, operands, starts, scale, form)
     d_q, d_k, d_v, rest = engine_module(engine).backward(problem, v, out, lse, d_out, d_lse, needs)
-    return [d_q, d_k, d_v, *(q.new_empty(0) if g is None else g for g in rest)]
+    found = [laid_like(g, x) for g, x in ((d_q, q), (d_k, k), (d_v, v))]
+    return [*found, *(q.new_empty(0) if g is None else laid_like(g, x) for g, x in zip(rest, operands, strict=True))]
+
+
+def laid_like(grad: Tensor, x: Tensor) -> Tensor:
+    """A gradient in the layout that a compiled graph was promised: that of empty_like."""
+    promised = torch.empty_like(x, device="meta").stride()
+    return grad if grad.stride() == promised else torch.empty_like(x, dtype=grad.dtype).copy_(grad)
 
 
 @backward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
     operands, needs = rest[4], rest[5]
-    like = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
-    for x, need in zip(operands, needs, strict=True):
-        like.append(torch.empty_like(x, memory_format=torch.contiguous_format) if need else q.new_empty(0))
-    return like
+    like = [torch.empty_like(x) for x in (q, k, v)]
+    return [*like, *(torch.empty_like(x) if need else q.new_empty(0) for x, need in zip(operands, needs, strict=True))]
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:

@@ -16,10 +16,11 @@ from ...normal import Form, Problem, product_buffer
 from .. import tiled
 from ..tiled.strips import columns, each_block, values_of, wide_type
 from . import native
+from .attending import FEW, attend
 from .feeding import Feed, blind_rows, block_bias, blocks_of_rows, feed, fused, own_table, row_blocks, toeplitz
 from .gradients import fused_backward, learned_backward
 from .looking import reduce as reduce
-from .sources import Layer, Scratch, blocks_of_heads, own_of, rows_at_once, sources_of
+from .sources import Layer, blocks_of_heads, own_of, rows_at_once, scratch, sources_of
 
 tile = tiled.tile
 
@@ -47,7 +48,11 @@ def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
     fed = feed(problem)
     out = product_buffer(problem, v)
     lse = problem.q.new_empty(batch, heads, q_len, dtype=wide_type(problem))
-    if _whole(problem, fed, v):
+    compiled = native.library() is not None and wide_type(problem) == torch.float32
+    sources, rest = sources_of(problem, fed) if compiled and fed.mask is None and q_len >= FEW else ([], fed.pieces)
+    if compiled and not rest and fed.mask is None and q_len >= FEW:
+        attend(problem, v, fed, sources, out, lse)
+    elif _whole(problem, fed, v):
         _forward_whole(problem, v, fed, out, lse)
     else:
         _forward_by_blocks(problem, v, fed, out, lse)
@@ -151,9 +156,8 @@ def _forward_by_blocks(problem: Problem, v: Tensor, fed: Feed, out: Tensor, lse:
 def _forward_laid(problem: Problem, v: Tensor, fed: Feed, out: Tensor, lse: Tensor) -> None:
     """The same with compiled layers."""
     sources, rest = sources_of(problem, fed)
-    scratch = Scratch()
     for block in blocks_of_heads(problem):
-        layer, own = Layer(problem, fed, sources, rest, block, scratch), own_of(problem, block)
+        layer, own = Layer(problem, fed, sources, rest, block), own_of(problem, block)
         q = own(problem.q)
         k, values = (own(x).expand(*layer.planes, -1, -1) for x in (problem.k, v))
         step = rows_at_once(problem, layer.planes[0] * layer.planes[1])

@@ -18,7 +18,7 @@ from ..tiled.skews import diagonal_sums
 from ..tiled.strips import Block, columns, each_block, wide_type
 from . import native
 from .feeding import Feed, block_bias, blocks_of_rows, own_table, pad_to, row_blocks, table_gradients, toeplitz
-from .sources import Layer, Pull, Scratch, blocks_of_heads, own_of, sources_of
+from .sources import Layer, Pull, blocks_of_heads, own_of, scratch, sources_of
 
 Gradient = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
 
@@ -57,8 +57,8 @@ def learned_backward(
 ) -> Gradient:
     """By our own blocks: gradients of q, k, v and of the operands asked for."""
     heads, wide = problem.sizes[1], wide_type(problem)
-    totals, scratch = Totals(problem, v, needs, wide), Scratch()
-    for block, hand in hands(problem, fed, needs, scratch):
+    totals = Totals(problem, v, needs, wide)
+    for block, hand in hands(problem, fed, needs):
         own = own_of(problem, block)
         q, k, values = own(problem.q), own(problem.k), own(v)
         planes = q.shape[:2]
@@ -76,7 +76,7 @@ def learned_backward(
             ends = ends.masked_fill(ends == -torch.inf, torch.inf)  # rows that see nothing: weights 0
             share = torch.zeros_like(ends) if sink is None else torch.exp(sink.unsqueeze(-1) - ends)
             weights = hand.logits(some, k[:, cols], rows, cols)
-            d_logits = scratch.take("gradients", weights.shape, wide)
+            d_logits = scratch.take(("gradients", wide), weights.shape, wide)
             torch.bmm(g, values[:, cols].mT, out=d_logits.flatten(0, 1))
             inner = hand.weigh(weights, d_logits, ends, 1.0 - share, d_lse[at].to(wide), rows, cols)
             d_sink -= (share * inner).sum(-1)
@@ -86,18 +86,20 @@ def learned_backward(
             totals.q[at] = torch.bmm(d_flat, k[:, cols]).mul_(problem.scale).unflatten(0, planes)
         for total, part in ((totals.k, d_k), (totals.values, d_v)):
             deposit(total, part, block, heads)
-        if sink is not None and needs[problem.form.sink]:
-            deposit(totals.operands[problem.form.sink], d_sink, block, heads)
+        of_sink = None if sink is None else totals.operands[problem.form.sink]
+        if of_sink is not None:
+            deposit(of_sink, d_sink, block, heads)
         hand.finish(totals)
+    scratch.clear()
     return totals.finish()
 
 
-def hands(problem: Problem, fed: Feed, needs: Sequence[bool], scratch: Scratch) -> Iterator[tuple[Block, Any]]:
+def hands(problem: Problem, fed: Feed, needs: Sequence[bool]) -> Iterator[tuple[Block, Any]]:
     """Blocks of heads, each with what lays out its bias and takes its gradient: compiled where it can be."""
     if native.library() is not None and wide_type(problem) == torch.float32:
         sources, rest = sources_of(problem, fed)
         for block in blocks_of_heads(problem):
-            yield block, Pull(Layer(problem, fed, sources, rest, block, scratch), needs)
+            yield block, Pull(Layer(problem, fed, sources, rest, block), needs)
     else:
         for block in each_block(problem):
             yield block, Hand(fed, block, needs)

@@ -21,7 +21,7 @@ from ..tiled.places import see
 from ..tiled.strips import columns, wide_type
 from . import native
 from .feeding import feed
-from .sources import Layer, Scratch, blocks_of_heads, own_of, sources_of
+from .sources import Layer, blocks_of_heads, own_of, scratch, sources_of
 
 FUSED = (TopK, Heatmap, Profile, Received, Entropy)
 Report = Callable[[int, int], None] | None
@@ -58,11 +58,11 @@ def _look(problem: Problem, summaries: Sequence[Summary], progress: Report) -> l
     """States after every strip; None when a row has NaN or infinity, which the plain passes know how to treat."""
     batch, heads, q_len, k_len = problem.sizes
     states = [summary.start(problem) for summary in summaries]
-    fed, scratch = feed(problem), Scratch()
+    fed = feed(problem)
     sources, rest = sources_of(problem, fed)
     done = 0
     for block in blocks_of_heads(problem):
-        layer, own = Layer(problem, fed, sources, rest, block, scratch), own_of(problem, block)
+        layer, own = Layer(problem, fed, sources, rest, block), own_of(problem, block)
         q, k = own(problem.q).flatten(0, 1), own(problem.k).expand(*layer.planes, -1, -1).flatten(0, 1)
         sink = None if problem.form.sink < 0 else own(problem.operands[problem.form.sink]).expand(layer.planes)
         step = max(strips.MIN_ROWS, strips.STRIP // (len(q) * k_len))
@@ -74,11 +74,12 @@ def _look(problem: Problem, summaries: Sequence[Summary], progress: Report) -> l
                 there = layer.bias(strip, rows, cols)
                 strip.flatten(0, 1).baddbmm_(q[:, rows], k[:, cols].mT, beta=int(there), alpha=problem.scale)
                 seen = _Seen(problem, layer, rows, cols)
-                if not _take_in(seen, strip, summaries, states, None if sink is None else sink.contiguous(), scratch):
+                if not _take_in(seen, strip, summaries, states, None if sink is None else sink.contiguous()):
                     return None
             done += len(q) * (rows.stop - rows.start)
             if progress is not None:
                 progress(done, batch * heads * q_len)
+    scratch.clear()
     return states
 
 
@@ -108,9 +109,7 @@ class _Seen:
         return (up_to[..., at[1:]] - up_to[..., at[:-1]]).double()
 
 
-def _take_in(
-    seen: _Seen, strip: Tensor, summaries: Sequence[Summary], states: list[Any], sink: Tensor | None, scratch: Scratch
-) -> bool:
+def _take_in(seen: _Seen, strip: Tensor, summaries: Sequence[Summary], states: list[Any], sink: Tensor | None) -> bool:
     """Show a strip of logits to the summaries; it is used up. False when it holds NaN or infinity."""
     planes, rows, cols = strip.shape[:2], *strip.shape[2:]
     threads, kinds = torch.get_num_threads(), {type(summary) for summary in summaries}
@@ -118,9 +117,9 @@ def _take_in(
     if Entropy in kinds:
         room["entropy"] = scratch.take("entropy", (*planes, rows))
     if Received in kinds:
-        room["received"] = scratch.take("received", (threads, *planes, cols)).zero_()
+        room["received"] = scratch.take("received", (threads, *planes, cols), torch.float64).zero_()
     if Profile in kinds:
-        room["profile"] = scratch.take("profile", (threads, *planes, rows + cols - 1)).zero_()
+        room["profile"] = scratch.take("profile", (threads, *planes, rows + cols - 1), torch.float64).zero_()
     told = native.Look(sink=native.pointer(sink))
     maps = [s for s in summaries if type(s) is Heatmap]
     tops = [s for s in summaries if type(s) is TopK]
@@ -149,22 +148,22 @@ def _deposit(
     summary: Summary, state: list[Tensor], seen: _Seen, room: dict[str, Tensor], cell: tuple[int, int]
 ) -> None:
     """From what a pass found to a summary's state."""
-    at, rows, cols = seen.at, seen.rows, seen.cols
+    (batch, heads), rows, cols = seen.at, seen.rows, seen.cols
     if isinstance(summary, Entropy):
-        state[0][(*at, rows)] += room["entropy"]
+        state[0][batch, heads, rows] += room["entropy"]
     elif isinstance(summary, Received):
-        state[0][(*at, cols)] += room["received"].sum(0)
+        state[0][batch, heads, cols] += room["received"].sum(0)
     elif isinstance(summary, Profile):
         sums = room["profile"].sum(0).flip(-1)
         low = rows.start - cols.stop + seen.problem.k.shape[2]
-        state[0][(*at, slice(low, low + sums.shape[-1]))] += sums
+        state[0][batch, heads, low : low + sums.shape[-1]] += sums
     elif isinstance(summary, TopK):
         count = min(summary.k, room["top_logit"].shape[-1])
         logits, index = (room[name][..., :count] for name in ("top_logit", "top_index"))
         weights = torch.exp(logits - room["lse"].unsqueeze(-1)).masked_fill(index < 0, 0.0)
         index = torch.where(index < 0, index, index + cols.start)
         for total, part in zip(state, (logits, weights, index), strict=True):
-            total[(*at, rows, slice(0, count))] = part
+            total[batch, heads, rows, :count] = part
     else:
         high, wide = cell
         first, cells = cols.start // wide, room["cell_sum"].shape[-1]
@@ -178,7 +177,7 @@ def _deposit(
         )  # the last cells of a strip may go on in the next
         lines = [torch.nn.functional.pad(x, edges).unflatten(-2, (-1, high)) for x in (room["cell_sum"], counts)]
         peaks = torch.nn.functional.pad(room["cell_max"], edges).unflatten(-2, (-1, high))
-        where = (*at, slice(top, bottom), slice(first, first + cells))
+        where = (batch, heads, slice(top, bottom), slice(first, first + cells))
         for total, x in zip(state, lines, strict=False):
             total[where] += x.sum(-2)
         state[2][where] = torch.maximum(state[2][where], peaks.amax(-2))

@@ -6,6 +6,7 @@
    regard_weigh  from logits and the gradient of the weights to weights and the gradient of the logits (eq. 22),
                  and on to the gradients of the sources
    regard_look   softmax of the rows and every summary of them, in one pass
+   regard_attend the whole of attention, the bias added where the scores are (attend.c)
 
    Threads share out rows (or columns) in a fixed way, and what they add up together is kept apart by thread and added
    in order by the caller: the same inputs give the same bits. No fast-math: NaN and infinity mean what they mean. */
@@ -95,6 +96,27 @@ static int64_t run_at(const source_t *s, int64_t t) {
                       entry = add + run->base + step * (at + slide - run->begin), 1);                                   \
          at = end, run++)
 
+typedef float lane_t __attribute__((vector_size(64), aligned(4), may_alias));
+
+/* Runs of a grid are short: straight loops of whole vectors, with nothing to set up. */
+static inline void add_run(float *restrict o, const float *restrict x, int64_t count, int first) {
+    int64_t j = 0;
+    if (first)
+        for (; j + 16 <= count; j += 16) *(lane_t *)(o + j) = *(const lane_t *)(x + j);
+    else
+        for (; j + 16 <= count; j += 16) *(lane_t *)(o + j) += *(const lane_t *)(x + j);
+    for (; j < count; j++) o[j] = first ? x[j] : o[j] + x[j];
+}
+
+static inline void add_level(float *restrict o, float x, int64_t count, int first) {
+    int64_t j = 0;
+    if (first)
+        for (; j + 16 <= count; j += 16) *(lane_t *)(o + j) = x - (lane_t){0};
+    else
+        for (; j + 16 <= count; j += 16) *(lane_t *)(o + j) += x;
+    for (; j < count; j++) o[j] = first ? x : o[j] + x;
+}
+
 #define LAY(value)                                                                                                     \
     do {                                                                                                               \
         if (first)                                                                                                     \
@@ -121,11 +143,9 @@ static void lay_row(const source_t *s, float *restrict out, int64_t b, int64_t h
             const int64_t stride = col + step;
             LAY(x[j * stride]);
         } else if (step) {
-            const float *restrict x = data + entry;
-            LAY(x[j]);
+            add_run(o, data + entry, count, first);
         } else {
-            const float x = data[entry];
-            LAY(x);
+            add_level(o, data[entry], count, first);
         }
     }
 }
@@ -162,8 +182,7 @@ static void pull_row(const source_t *s, const float *restrict x, int64_t b, int6
         } else if (s->map) {
             for (int64_t j = 0; j < count; j++) data[s->map[entry + j]] += y[j];
         } else {
-            float *restrict o = data + entry;
-            for (int64_t j = 0; j < count; j++) o[j] += y[j];
+            add_run(data + entry, y, count, 0);
         }
     }
 }
@@ -233,8 +252,8 @@ typedef struct {
     float *lse;                 /* [planes, rows]: log-sum-exp, with the sink */
     const float *sink;          /* [planes]: or NULL */
     float *entropy;             /* [planes, rows] */
-    float *received;            /* [threads, planes, cols], added to */
-    float *profile;             /* [threads, planes, rows + cols - 1], added to at j - i + rows - 1 */
+    double *received;           /* [threads, planes, cols], added to */
+    double *profile;            /* [threads, planes, rows + cols - 1], added to at j - i + rows - 1 */
     float *cell_sum, *cell_max; /* [planes, rows, cells]: of each row */
     int64_t cell, skip, cells;  /* columns in a cell, how many of them the first cell lacks, cells */
     float *top_logit;           /* [planes, rows, top] */
@@ -306,15 +325,15 @@ int64_t regard_look(const look_t *look, int64_t planes, int64_t rows, int64_t co
             look->lse[job] = total > 0 ? top + logf(total) : -INFINITY;
             if (look->entropy) look->entropy[job] = total > 0 ? over * (logf(total) * shown - bent) : 0;
             if (look->received || look->profile) {
-                float *r = look->received ? look->received + (thread * planes + plane) * cols : 0;
-                float *p = look->profile ? look->profile + (thread * planes + plane) * (rows + cols - 1) + rows - 1 - i : 0;
+                double *r = look->received ? look->received + (thread * planes + plane) * cols : 0;
+                double *p = look->profile ? look->profile + (thread * planes + plane) * (rows + cols - 1) + rows - 1 - i : 0;
                 if (r && p)
                     for (int64_t j = 0; j < cols; j++) {
                         const float w = x[j] * over;
                         r[j] += w, p[j] += w;
                     }
                 else {
-                    float *o = r ? r : p;
+                    double *o = r ? r : p;
                     for (int64_t j = 0; j < cols; j++) o[j] += x[j] * over;
                 }
             }
@@ -338,3 +357,5 @@ int64_t regard_look(const look_t *look, int64_t planes, int64_t rows, int64_t co
     }
     return odd;
 }
+
+#include "attend.c"

@@ -25,6 +25,7 @@ from torch import Tensor
 log = logging.getLogger("regard")
 
 SOURCE = Path(__file__).with_name("native.c")
+PARTS = (SOURCE, SOURCE.with_name("attend.c"))
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC")
 
 _Int, _Pointer = ctypes.c_int64, ctypes.c_void_p
@@ -43,6 +44,28 @@ class Block(ctypes.Structure):
     """block_t of native.c."""
 
     _fields_ = tuple((name, _Int) for name in ("batch", "heads", "rows", "cols", "first_row", "first_col", "plane"))
+
+
+class Long(ctypes.Structure):
+    """long_t of attend.c."""
+
+    _fields_ = (
+        ("u", _Pointer), ("batch", _Int), ("head", _Int), ("row", _Int), ("features", _Pointer),
+        ("features_batch", _Int), ("features_head", _Int), ("dim", _Int), ("rows", _Pointer),
+    )  # fmt: skip
+
+
+class Attend(ctypes.Structure):
+    """attend_t of attend.c."""
+
+    _fields_ = (
+        *((name, _Pointer) for name in ("q", "k", "v")),
+        *((name, _Int) for name in ("q_batch", "q_head", "q_row", "k_batch", "k_head", "k_group")),
+        *((name, _Int) for name in ("v_batch", "v_head", "v_group", "dim", "v_dim", "q_len", "k_len", "first_row")),
+        ("low", _Int), ("high", _Int), ("out", _Pointer), ("lse", _Pointer),
+        *((name, _Int) for name in ("out_batch", "out_head", "out_row", "lse_batch", "lse_head")),
+        ("room", _Pointer), ("room_size", _Int), ("term", Long), ("scale", ctypes.c_float),
+    )  # fmt: skip
 
 
 class Look(ctypes.Structure):
@@ -83,6 +106,8 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         ("regard_lay", [*sources, _Pointer], None),
         ("regard_weigh", [*sources, *[_Pointer] * 6], None),
         ("regard_look", [_Pointer, _Int, _Int, _Int, _Pointer], _Int),
+        ("regard_pack", [_Pointer, *[_Int] * 8, _Pointer], None),
+        ("regard_attend", [*sources, _Pointer], None),
     ):
         getattr(made, name).argtypes = [*takes, ctypes.c_int]  # and threads
         getattr(made, name).restype = gives
@@ -93,7 +118,7 @@ def _built(compiler: str) -> Path:
     """Where the library is; built if it is not there yet."""
     threads = _openmp()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
-    made_from = [SOURCE.read_text(), *FLAGS, *threads, version, platform.machine(), _processor()]
+    made_from = [*(part.read_text() for part in PARTS), *FLAGS, *threads, version, platform.machine(), _processor()]
     name = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:20]
     for folder in (_cache(), Path(tempfile.gettempdir()) / f"regard-{os.getuid() if hasattr(os, 'getuid') else 0}"):
         path = folder / f"native-{name}.so"

@@ -11,7 +11,9 @@ Pieces without such a structure (gates, points, networks) are laid out by the ti
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,7 +23,7 @@ from torch import Tensor
 from ...normal import Piece, Problem, each_head, pick_heads
 from ..tiled.gradients import Gradients, Totals, deposit
 from ..tiled.pieces import gated
-from ..tiled.places import coordinates, see
+from ..tiled.places import cells, see
 from ..tiled.strips import Block, parts_of, ready, wide_type
 from . import native
 from .feeding import Feed, table_gradients
@@ -41,19 +43,24 @@ class Places(NamedTuple):
     sliding: bool = False  # the runs are of t, not of j: begin, entry, step
 
 
-def line_places(p: Problem) -> Places:
-    q_len, k_len = p.q.shape[2], p.k.shape[2]
-    size = q_len + k_len - 1
+@functools.lru_cache(maxsize=64)
+def line_places(q_len: int, k_len: int) -> Places:
     back = torch.arange(q_len - 1, -1, -1)
-    return Places(back, torch.tensor([[0, 0, 1]]), torch.arange(size - 1, -1, -1))
+    return Places(back, torch.tensor([[0, 0, 1]]), torch.arange(q_len + k_len - 2, -1, -1))
 
 
-def grid_places(p: Problem, axes: tuple[int, ...]) -> Places:
-    """Places on some axes of a grid, tokens without a place included."""
+@functools.lru_cache(maxsize=64)
+def grid_places(
+    shapes: tuple[tuple[int, ...], ...],
+    alone: tuple[int, ...],
+    spans: tuple[tuple[int, int], ...],
+    axes: tuple[int, ...],
+) -> Places:
+    """Places on some axes of the grids of queries and keys, for spans of positions; the first may have no place."""
+    q_shape, k_shape = shapes
     (q_at, q_placed), (k_at, k_placed) = (
-        coordinates(p, side, slice(0, n)) for side, n in (("q", p.q.shape[2]), ("k", p.k.shape[2]))
+        cells(shape, first, torch.arange(*span)[None]) for shape, first, span in zip(shapes, alone, spans, strict=True)
     )
-    q_shape, k_shape = p.form.q_geometry[1], p.form.k_geometry[1]
     a, b, size = torch.zeros_like(q_at[0, :, 0]), torch.zeros_like(k_at[0, :, 0]), 1
     for axis in reversed(axes):
         a = a + (q_shape[axis] - 1 - q_at[0, :, axis]) * size
@@ -62,15 +69,14 @@ def grid_places(p: Problem, axes: tuple[int, ...]) -> Places:
     order = torch.arange(size - 1, -1, -1)
     if q_placed is not None or k_placed is not None:
         # zones: pairs of places, a key alone, a query alone, both alone; sums of the numbers below lie in the right one
-        key_alone, most = size, math.prod(q_shape[axis] for axis in axes) and int(a.max())
+        key_alone, most = size, int(a.max())
         query_alone = key_alone + most + 1
         if k_placed is not None:
             b = torch.where(k_placed[0], b, key_alone)
         if q_placed is not None:
             a = torch.where(q_placed[0], a, query_alone)
-        order = torch.cat([
-            order, torch.full((most + 1,), size + 1), torch.full((key_alone,), size), torch.full((1,), size + 2)
-        ])  # fmt: skip
+        zones = (most + 1, size + 1), (key_alone, size), (1, size + 2)
+        order = torch.cat([order, *(torch.full((length,), entry) for length, entry in zones)])
     step = int(axes[-1] == len(k_shape) - 1)  # within a line of the grid
     begin = torch.cat([torch.zeros(1, dtype=torch.long), (b.diff() != step).nonzero().flatten() + 1])
     return Places(a, torch.stack([begin, b[begin], torch.full_like(begin, step)], dim=1), order)
@@ -108,7 +114,7 @@ class Source(NamedTuple):
 def sources_of(problem: Problem, fed: Feed) -> tuple[list[Source], list[Piece]]:
     """The pieces that native.c can lay out, and those it cannot."""
     found, rest = [], []
-    line = line_places(problem) if problem.form.q_geometry[0] == "line" else None
+    line = line_places(problem.q.shape[2], problem.k.shape[2]) if problem.form.q_geometry[0] == "line" else None
     if fed.table is not None:
         assert line is not None
         found.append(Source(None, "table", line, (fed.table,)))
@@ -139,7 +145,9 @@ def _source(p: Problem, piece: Piece, line: Places | None) -> Source | None:
     else:
         if p.form.q_start >= 0 or p.form.k_start >= 0:
             return None
-        places = grid_places(p, piece.space[1])
+        (_, q_shape, q_alone), (_, k_shape, k_alone) = p.form.q_geometry, p.form.k_geometry
+        spans = tuple((start, start + n) for start, n in zip(p.starts, (p.q.shape[2], p.k.shape[2]), strict=True))
+        places = grid_places((q_shape, k_shape), (q_alone, k_alone), spans, piece.space[1])
         if bins is not None:
             places = places._replace(order=bins[0, 0][places.order])
         source = Source(piece, piece.kind, places, (*parts[:-1], parts[-1].index_select(2, places.order)))
@@ -188,9 +196,9 @@ def runs_of(entries: Tensor) -> Tensor | None:
     return runs if same and bool((runs[:, 2] * (1 - runs[:, 2]) == 0).all()) else None
 
 
-def blocks_of_heads(problem: Problem) -> Iterator[Block]:
+def blocks_of_heads(problem: Problem, per_head: int | None = None) -> Iterator[Block]:
     """Batch rows and heads that together fill a strip; one head at a time when a head is larger than that."""
-    for batch, heads in parts_of(problem):
+    for batch, heads in parts_of(problem, per_head):
         yield Block(problem, batch, heads)
 
 
@@ -211,11 +219,18 @@ def own_of(problem: Problem, block: Block) -> Callable[[Tensor], Tensor]:
     return own
 
 
-class Scratch:
-    """Room for blocks, used again and again: fresh memory costs more than what is written to it."""
+class Scratch(threading.local):
+    """Room for blocks, used again and again: fresh memory costs more than what is written to it. One a thread."""
+
+    #: numbers of a room that is kept for the next call
+    most = 1 << 21
 
     def __init__(self) -> None:
         self.rooms: dict[object, Tensor] = {}
+
+    def clear(self) -> None:
+        """Give back the rooms that are too large to be kept."""
+        self.rooms = {name: room for name, room in self.rooms.items() if room.numel() <= self.most}
 
     def take(self, name: object, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Uninitialised room of this name; what it held before is gone."""
@@ -226,13 +241,14 @@ class Scratch:
         return room[:size].view(shape)
 
 
+scratch = Scratch()
+
+
 class Layer:
     """The bias of some batch rows and heads, and the gradients of what it is made of."""
 
-    def __init__(
-        self, problem: Problem, fed: Feed, sources: list[Source], rest: list[Piece], block: Block, scratch: Scratch
-    ):
-        self.problem, self.fed, self.rest, self.block, self.scratch = problem, fed, rest, block, scratch
+    def __init__(self, problem: Problem, fed: Feed, sources: list[Source], rest: list[Piece], block: Block):
+        self.problem, self.fed, self.rest, self.block = problem, fed, rest, block
         own = own_of(problem, block)
         self.planes = block.batch.stop - block.batch.start, block.heads.stop - block.heads.start
         self.sources = [source._replace(parts=tuple(own(x) for x in source.parts)) for source in sources]
@@ -241,7 +257,7 @@ class Layer:
 
     def bias(self, out: Tensor, rows: slice, cols: slice) -> bool:
         """Lay the bias of a block into out [b, h, rows, cols]; False when there is none."""
-        long = any(source.by == "query" and source.parts[1].shape[2] > ENTRIES for source in self.sources)
+        long = any(source.by == "query" and source.parts[1].shape[2] > 4 * ROWS for source in self.sources)
         step = ROWS if long else rows.stop - rows.start
         for first in range(rows.start, rows.stop, step):
             some = slice(first, min(first + step, rows.stop))
@@ -258,12 +274,16 @@ class Layer:
         return True
 
     def _lay(self, out: Tensor, rows: slice, cols: slice) -> None:
-        if not self.sources:
-            return
-        read = []  # kept alive until they are read
-        told = []
+        if self.sources:
+            told, alive = self.told(rows, cols)
+            native.call("regard_lay", native.array(told), len(told), block_of(out, rows, cols), native.pointer(out))
+            del alive
+
+    def told(self, rows: slice, cols: slice) -> tuple[list[native.Source], list[Tensor]]:
+        """The sources of some rows as native.c is told of them, and what must stay alive until it has read them."""
+        told, alive = [], []
         for n, source in enumerate(self.sources):
-            entries = slice(0, 0)
+            first = 0
             if source.by == "table":
                 x = source.parts[0]
             elif source.by == "key":
@@ -272,14 +292,17 @@ class Layer:
                 x = self.kept[n]
             else:
                 entries = source.entries(rows, cols)
+                first = entries.start
                 u, features = source.parts[0][:, :, rows], source.parts[1][:, :, entries]
-                x = self.scratch.take(
-                    n, (*torch.broadcast_shapes(u.shape[:2], features.shape[:2]), u.shape[2], features.shape[2])
-                )
-                torch.matmul(u, features.mT, out=x)
-            read.append(x)
-            told.append(source.told(x, entries.start))
-        native.call("regard_lay", native.array(told), len(told), block_of(out, rows, cols), native.pointer(out))
+                planes = [max(u.shape[axis], features.shape[axis]) for axis in (0, 1)]
+                x = scratch.take(n, (*planes, u.shape[2], features.shape[2]))
+                if features.shape[0] == features.shape[1] == 1 and u.is_contiguous():  # one product for all heads
+                    torch.mm(u.view(-1, u.shape[-1]), features[0, 0].mT, out=x.view(-1, x.shape[-1]))
+                else:
+                    torch.matmul(u, features.mT, out=x)
+            alive.append(x)
+            told.append(source.told(x, first))
+        return told, alive
 
 
 class Pull:
@@ -320,7 +343,7 @@ class Pull:
     def logits(self, q: Tensor, k: Tensor, rows: slice, cols: slice) -> Tensor:
         """scale * q kᵀ + bias, in one matrix product that starts from the bias."""
         shape = *self.layer.planes, rows.stop - rows.start, cols.stop - cols.start
-        out = self.layer.scratch.take("logits", shape)
+        out = scratch.take("logits", shape)
         there = self.layer.bias(out, rows, cols)
         out.flatten(0, 1).baddbmm_(q, k.mT, beta=int(there), alpha=self.layer.problem.scale)
         return out
@@ -335,7 +358,7 @@ class Pull:
             if source.by == "query":
                 entries = source.entries(rows, cols)
                 shape = *into.shape[:2], rows.stop - rows.start, entries.stop - entries.start
-                room = self.layer.scratch.take(n, shape).zero_()
+                room = scratch.take(n, shape).zero_()
                 spread[n] = room, entries
                 told.append(source.told(room, entries.start))
             else:
@@ -385,9 +408,9 @@ class Pull:
             )
         if self.grads is not None:
             self.grads.contract(self.layer.problem.select(block.batch, block.heads))
-            for slot, grad in enumerate(self.grads.operands):
-                if grad is not None:
-                    give(slot, grad)
+            for slot, pulled in enumerate(self.grads.operands):
+                if pulled is not None:
+                    give(slot, pulled)
 
 
 def back_in_order(grad: Tensor, dim: int, order: Tensor, like: Tensor | None) -> Tensor:

@@ -31,7 +31,11 @@ def coordinates(p: Problem, side: str, span: Span) -> tuple[Tensor, Tensor | Non
     at = positions(p, side, span)
     if geometry[0] == "line":
         return at.unsqueeze(-1), None
-    _, shape, unplaced = geometry
+    return cells(geometry[1], geometry[2], at)
+
+
+def cells(shape: tuple[int, ...], unplaced: int, at: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The same on a grid, for positions [batch or 1, n]."""
     cell, places = (at - unplaced).clamp(min=0), []
     for size in reversed(shape):
         places.append(cell % size)

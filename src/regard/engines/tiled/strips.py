@@ -103,10 +103,13 @@ def wide_type(problem: Problem) -> torch.dtype:
     return wide(problem.q.dtype)
 
 
-def parts_of(problem: Problem) -> Iterator[tuple[slice, slice]]:
-    """Batch rows and heads that together fill a strip; one head at a time when a head is larger than that."""
+def parts_of(problem: Problem, per_head: int | None = None) -> Iterator[tuple[slice, slice]]:
+    """Batch rows and heads that together fill a strip; one head at a time when a head is larger than that.
+
+    A head counts as its pairs, unless something else is said.
+    """
     batch, heads, q_len, k_len = problem.sizes
-    per_head = max(q_len * k_len, 1)
+    per_head = max(q_len * k_len if per_head is None else per_head, 1)
     h_step = max(1, min(heads, STRIP // per_head))
     b_step = max(1, min(batch, STRIP // (per_head * heads))) if h_step == heads else 1
     for b in range(0, batch, b_step):
