@@ -8,6 +8,7 @@
 A is a lazy value: it is multiplied, sliced, summarised and explained, and never stored.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -68,13 +69,14 @@ __all__ = [
     "window",
 ]
 
+#: modules that are reached by name: what docstrings point to, and models made of A
+PARTS = ("features", "masks", "position", "summaries", "cache", "generate", "models", "nn")
+
 
 def __getattr__(name: str) -> Any:
     """The public names, when the first is asked for: the command line answers `--help` before torch is imported."""
-    if name in ("masks", "position", "features", "summaries"):  # what docstrings point to
-        from . import features, masks, position, summaries
-
-        return {"features": features, "masks": masks, "position": position, "summaries": summaries}[name]
+    if name in PARTS:
+        return importlib.import_module(f".{name}", __package__)
     if name not in __all__:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
     from . import public
