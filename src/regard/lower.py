@@ -22,7 +22,7 @@ from .masks import Mask, _And, _Causal, _Dense, _Keys, _Lengths, _Nearest, _Not,
 from .normal import Form, Piece, Problem, each_head, wide
 from .position import Bound, FromKey, FromQuery, Rotary, Static, Term, unbind
 from .scores import Cosine, Dot, Euclidean, InverseDistance
-from .tables import compact, lookup, tabulate, take, with_zero_row
+from .tables import compact, lookup, rows_at, tabulate, with_zero_row
 
 
 def lower(d: Description) -> Problem:
@@ -299,7 +299,7 @@ def static_table(term: Static, d: Description, wide: torch.dtype) -> Tensor:
         else:
             bias = readout
         bias = with_zero_row(bias.unsqueeze(-1), bins, d)
-        return take(bias, lookup(bins, d, None), bins.injective).squeeze(-1)
+        return rows_at(bias, lookup(bins, d, None), bins.injective).squeeze(-1)
     rows = tabulate(feature, d, None, wide)  # [b, heads or 1, n, f]
     return (rows * readout[None, :, None]).sum(-1)
 

@@ -9,20 +9,38 @@ import torch
 from torch import Tensor
 
 from .description import Description
-from .features import Feature, OnAxis, OneHot, PerAxis, Sinusoid, Table
+from .features import (
+    Buckets,
+    Clipped,
+    Feature,
+    LogBuckets,
+    OnAxis,
+    OneHot,
+    PerAxis,
+    Sinusoid,
+    Table,
+    one_hot_from,
+)
 from .geometry import Grid, Points
 from .position import Bound, Rotary
 
 #: rows of one-hot products at a time
 CHUNK = 8192
-#: numbers of a table of sinusoids that is kept
-WAVES = 1 << 23
+#: numbers of a table of sinusoids that is kept, and of a table of bins
+WAVES, BINS = 1 << 23, 1 << 20
 
 
 @torch.library.custom_op("regard::take", mutates_args=())
 def take(values: Tensor, index: Tensor, injective: bool) -> Tensor:
     """values [heads or 1, n, f] at index [b, m]: [b, heads or 1, m, f]. Its gradient has the same bits every time."""
     return values[:, index].movedim(1, 0).contiguous()
+
+
+def rows_at(values: Tensor, index: Tensor, injective: bool) -> Tensor:
+    """The same, without an operator where no gradient is asked for: an operator costs more than a short table."""
+    if torch.compiler.is_compiling() or (values.requires_grad and torch.is_grad_enabled()):
+        return take(values, index, injective)
+    return values[:, index].movedim(1, 0)
 
 
 @take.register_fake
@@ -136,8 +154,22 @@ def check_range(feature: Feature, d: Description) -> None:
     feature.check(lo, hi)
 
 
+@functools.lru_cache(maxsize=16)
+def line_bins(spec: tuple, reach: int, device: str) -> Tensor:
+    """The bins of the displacements -reach .. reach on a line: computed once for all steps of a decoder."""
+    with torch.inference_mode(False):
+        return one_hot_from(spec).index(torch.arange(-reach, reach + 1, device=device)[None, :, None])
+
+
 def lookup(bins: OneHot, d: Description, axes: tuple[int, ...] | None) -> Tensor:
     """The bin of every displacement, and on grids of the three unplaced cases: [batch or 1, n]."""
+    base, (q_len, k_len) = d.q_start - d.k_start, (d.q.shape[-2], d.k.shape[-2])
+    known = type(bins) in (Clipped, Buckets, LogBuckets) and isinstance(base, int) and q_len and k_len
+    if known and not isinstance(d.q_geometry, (Grid, Points)) and not torch.compiler.is_compiling():
+        low, high = base - k_len + 1, base + q_len - 1
+        reach = 1 << max(abs(low), abs(high), 1023).bit_length()
+        if reach <= BINS:
+            return line_bins(bins.spec(), reach, str(d.q.device))[:, low + reach : high + reach + 1]
     index = bins.index(displacements(d, axes))
     if isinstance(d.q_geometry, Grid):
         own = bins.unplaced_index()

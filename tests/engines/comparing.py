@@ -7,6 +7,7 @@ import torch
 from descriptions import GRID_TERMS, LINE_TERMS, MASKS, POINT_TERMS, Case
 from support import all_within_budget
 
+from regard.engines import cpu
 from regard.engines.cpu import feeding, sources
 from regard.engines.tiled import strips as strips_module
 
@@ -17,6 +18,7 @@ def cut(monkeypatch: pytest.MonkeyPatch, small: bool) -> None:
         monkeypatch.setattr(strips_module, "MIN_ROWS", 2)
         monkeypatch.setattr(feeding, "ROWS", 3)
         monkeypatch.setattr(sources, "ROWS", 3)
+        monkeypatch.setattr(cpu, "FEW", 1)
 
 
 def results(

@@ -31,7 +31,8 @@ def test_the_chosen_engine_equals_the_definition(small, compiled, case):
     "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"]
 )
 @pytest.mark.parametrize("geometry, shape, terms, mask", KINDS)
-def test_every_kind_stays_within_the_budget(geometry, shape, terms, mask, dtype):
+def test_every_kind_stays_within_the_budget(geometry, shape, terms, mask, dtype, monkeypatch):
+    monkeypatch.setattr(cpu, "FEW", 1)  # these are few queries: our own kernel all the same
     if dtype != torch.float32 and "nearest" in mask:
         pytest.skip("rounding to half precision changes which keys are nearest")
     compare(plain_case(geometry=geometry, q_shape=shape, k_shape=shape, terms=terms, mask=mask), dtype, "cpu")

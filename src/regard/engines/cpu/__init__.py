@@ -43,15 +43,17 @@ def refuse(form: Form, device: str, dtype: str) -> str | None:
 def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
     """A @ v and the log-sum-exp."""
     batch, heads, q_len, k_len = problem.sizes
-    if not problem.q.numel() or not k_len or not v.shape[-1]:
+    compiled = native.library() is not None and wide_type(problem) == torch.float32 and q_len >= FEW
+    if not problem.q.numel() or not k_len or not (v.shape[-1] or compiled):
         return tiled.forward(problem, v)
     fed = feed(problem)
     out = product_buffer(problem, v)
     lse = problem.q.new_empty(batch, heads, q_len, dtype=wide_type(problem))
-    compiled = native.library() is not None and wide_type(problem) == torch.float32
-    sources, rest = sources_of(problem, fed) if compiled and fed.mask is None and q_len >= FEW else ([], fed.pieces)
-    if compiled and not rest and fed.mask is None and q_len >= FEW:
-        attend(problem, v, fed, sources, out, lse)
+    laid, sources, rest = sources_of(problem, fed) if compiled else (fed, [], [])
+    if compiled and not rest and laid.mask is None:
+        attend(problem, v, laid, sources, out, lse)
+    elif not v.shape[-1]:
+        return tiled.forward(problem, v)
     elif _whole(problem, fed, v):
         _forward_whole(problem, v, fed, out, lse)
     else:
@@ -139,25 +141,15 @@ def _forward_by_blocks(problem: Problem, v: Tensor, fed: Feed, out: Tensor, lse:
         for rows in blocks_of_rows(p):
             cols = columns(p, rows)
             bias = block_bias(p, fed, table, rows, cols) if cols.stop > cols.start else None
-            _feed_block(
-                fed,
-                p.q,
-                k,
-                values,
-                bias,
-                p.scale,
-                rows,
-                cols,
-                out[block.batch, block.heads],
-                lse[block.batch, block.heads],
-            )
+            at = block.batch, block.heads
+            _feed_block(fed, p.q, k, values, bias, p.scale, rows, cols, out[at], lse[at])
 
 
 def _forward_laid(problem: Problem, v: Tensor, fed: Feed, out: Tensor, lse: Tensor) -> None:
     """The same with compiled layers."""
-    sources, rest = sources_of(problem, fed)
+    laid, sources, rest = sources_of(problem, fed)
     for block in blocks_of_heads(problem):
-        layer, own = Layer(problem, fed, sources, rest, block), own_of(problem, block)
+        layer, own = Layer(problem, laid, sources, rest, block), own_of(problem, block)
         q = own(problem.q)
         k, values = (own(x).expand(*layer.planes, -1, -1) for x in (problem.k, v))
         step = rows_at_once(problem, layer.planes[0] * layer.planes[1])

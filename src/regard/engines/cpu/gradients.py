@@ -97,7 +97,7 @@ def learned_backward(
 def hands(problem: Problem, fed: Feed, needs: Sequence[bool]) -> Iterator[tuple[Block, Any]]:
     """Blocks of heads, each with what lays out its bias and takes its gradient: compiled where it can be."""
     if native.library() is not None and wide_type(problem) == torch.float32:
-        sources, rest = sources_of(problem, fed)
+        fed, sources, rest = sources_of(problem, fed)
         for block in blocks_of_heads(problem):
             yield block, Pull(Layer(problem, fed, sources, rest, block), needs)
     else:

@@ -58,8 +58,7 @@ def _look(problem: Problem, summaries: Sequence[Summary], progress: Report) -> l
     """States after every strip; None when a row has NaN or infinity, which the plain passes know how to treat."""
     batch, heads, q_len, k_len = problem.sizes
     states = [summary.start(problem) for summary in summaries]
-    fed = feed(problem)
-    sources, rest = sources_of(problem, fed)
+    fed, sources, rest = sources_of(problem, feed(problem))
     done = 0
     for block in blocks_of_heads(problem):
         layer, own = Layer(problem, fed, sources, rest, block), own_of(problem, block)

@@ -90,6 +90,7 @@ class Source(NamedTuple):
     places: Places
     parts: tuple[Tensor, ...]
     map: Tensor | None = None  # [n] int32: the row of R that each t means; None: R is in the order of t
+    fixed: bool = False  # a mask: nothing to learn
 
     def entries(self, rows: slice, cols: slice) -> slice:
         """The rows of R that a block reads."""
@@ -111,8 +112,8 @@ class Source(NamedTuple):
         )  # fmt: skip
 
 
-def sources_of(problem: Problem, fed: Feed) -> tuple[list[Source], list[Piece]]:
-    """The pieces that native.c can lay out, and those it cannot."""
+def sources_of(problem: Problem, fed: Feed) -> tuple[Feed, list[Source], list[Piece]]:
+    """The pieces that native.c can lay out, and those it cannot; a mask of keys becomes a bias, and leaves the feed."""
     found, rest = [], []
     line = line_places(problem.q.shape[2], problem.k.shape[2]) if problem.form.q_geometry[0] == "line" else None
     if fed.table is not None:
@@ -124,7 +125,25 @@ def sources_of(problem: Problem, fed: Feed) -> tuple[list[Source], list[Piece]]:
             rest.append(piece)
         else:
             found.append(source)
-    return found, rest
+    if fed.mask is not None and _of_keys(fed.mask):
+        seen = see(problem, fed.mask, slice(0, 1), slice(0, problem.k.shape[2]))
+        bias = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+        found.append(Source(None, "table", key_places(problem), (bias[:, :, 0],), fixed=True))
+        fed = fed._replace(mask=None)
+    return fed, found, rest
+
+
+def _of_keys(mask: tuple) -> bool:
+    """A mask that says the same for every query."""
+    if mask[0] in ("and", "or", "not"):
+        return all(_of_keys(part) for part in mask[1:])
+    return mask[0] in ("before", "range") and mask[1] == "k"
+
+
+def key_places(p: Problem) -> Places:
+    """A bias per key is a table over keys."""
+    keys = torch.arange(p.k.shape[2])
+    return Places(torch.zeros(p.q.shape[2], dtype=torch.long), torch.tensor([[0, 0, 1]]), keys)
 
 
 def _source(p: Problem, piece: Piece, line: Places | None) -> Source | None:
@@ -132,7 +151,8 @@ def _source(p: Problem, piece: Piece, line: Places | None) -> Source | None:
         return None
     parts = tuple(p.operands[slot] for slot in piece.slots)
     if piece.kind == "vector":
-        return _by_key(p, piece, parts[0])
+        by_key = parts[0].shape[-2] == 1 < parts[0].shape[-1]
+        return Source(piece, "table", key_places(p), (parts[0][:, :, 0],)) if by_key else None
     if piece.kind not in ("table", "query", "key"):
         return None
     bins = None if piece.lookup < 0 else p.operands[piece.lookup]
@@ -153,15 +173,6 @@ def _source(p: Problem, piece: Piece, line: Places | None) -> Source | None:
         source = Source(piece, piece.kind, places, (*parts[:-1], parts[-1].index_select(2, places.order)))
     many = source.parts[-1].shape[2]
     return None if (piece.kind == "key" and many > ENTRIES) or many > 1 << 17 else source
-
-
-def _by_key(p: Problem, piece: Piece, x: Tensor) -> Source | None:
-    """A bias per key is a table over keys."""
-    if x.shape[-2] > 1 or x.shape[-1] == 1:
-        return None
-    keys = torch.arange(p.k.shape[2])
-    places = Places(torch.zeros(p.q.shape[2], dtype=torch.long), torch.tensor([[0, 0, 1]]), keys)
-    return Source(piece, "table", places, (x[:, :, 0],))
 
 
 def _binned(piece: Piece, line: Places, parts: tuple[Tensor, ...], bins: Tensor) -> Source | None:
@@ -310,7 +321,7 @@ class Pull:
 
     def __init__(self, layer: Layer, needs: Sequence[bool]):
         self.layer, self.needs = layer, needs
-        sources = [source for source in layer.sources if self._learns(source)]
+        sources = [source for source in layer.sources if not source.fixed and self._learns(source)]
         self.sources = sources
         shape = layer.planes
         threads = torch.get_num_threads()
