@@ -57,7 +57,7 @@ def test_a_plan_tells_what_was_done_to_q_and_k():
 
 def test_an_engine_can_be_asked_for_and_an_unknown_one_is_refused():
     assert matrix(engine="reference").plan.engine == "reference"
-    with pytest.raises(ValueError, match="engine: expected one of cpu, tiled, reference, found 'cuda'"):
+    with pytest.raises(ValueError, match="engine: expected one of cpu, triton, tiled, reference, found 'cuda'"):
         str(matrix(engine="cuda").plan)
 
 

@@ -19,7 +19,7 @@ from .normal import Form, Piece, decode, plain_tuple
 log = logging.getLogger("regard")
 
 #: engines from the fastest to the slowest; the last stores A and runs only when asked: the one before it takes all
-ENGINES = ("cpu", "tiled", "reference")
+ENGINES = ("cpu", "triton", "tiled", "reference")
 
 
 @dataclass(frozen=True)

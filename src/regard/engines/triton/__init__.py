@@ -1,0 +1,97 @@
+"""The GPU engine: Triton kernels that compute tiles of A where they are used, forward and backward.
+
+`given` and `prepare` turn a problem into the few tensors a kernel reads; `tiles` computes logits and masks of a tile
+for every kernel; `product`, `reverse`, `diagonal`, `axes` and `looks` are kernels; `choice`, `launch`, `gradients` and
+`summaries` start them. What the kernels do not take is refused here with its reason, and the plan goes to the tiled
+engine.
+
+Nothing here imports Triton until the engine is used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...normal import Form, Problem
+from .. import tiled
+from .choice import interpreted, refused_mask
+
+log = logging.getLogger("regard")
+
+tile = tiled.tile
+
+
+def refuse(form: Form, device: str, dtype: str) -> str | None:
+    """Why this engine cannot run a form."""
+    if device != "cuda" and not (device == "cpu" and interpreted()):
+        return f"runs on CUDA devices only, q is on {device}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if dtype not in ("float32", "bfloat16", "float16"):
+        return f"kernels take float32, bfloat16 and float16, q is {dtype}"
+    if form.content[0] != "dot":
+        return "kernels know dot products only"
+    for piece in form.pieces:
+        if piece.kind in ("dot", "network"):
+            return f"{piece.label}: no kernel for it"
+        if piece.space and piece.space[0] == "points":
+            return f"{piece.label}: no kernel for displacements between points"
+        if piece.kind in ("query", "key") and piece.space == ("line",) and piece.lookup < 0:
+            return f"{piece.label}: no kernel for content terms that differ at every displacement"
+        if piece.space and piece.space[0] == "grid" and (form.q_start >= 0 or form.k_start >= 0):
+            return "grids with a start for each batch row: no kernel for them"
+    return refused_mask(form)
+
+
+def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
+    """A @ v and the log-sum-exp."""
+    from . import prepare
+    from .product import product
+
+    reason = prepare.unsuited(problem, v)
+    if reason is not None:
+        log.info("triton: %s; the tiled engine computes this product", reason)
+        return tiled.forward(problem, v)
+    if not v.shape[-1]:  # only the log-sum-exp is asked for: kernels want values to multiply
+        out, lse = product(problem, _ones(v))
+        return out[..., :0], lse
+    return product(problem, v)
+
+
+def backward(
+    problem: Problem, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
+    """Gradients of q, k, v and of the operands asked for."""
+    from . import gradients, prepare
+
+    reason = prepare.unsuited(problem, v)
+    if reason is not None:
+        log.info("triton: %s; the tiled engine computes this gradient", reason)
+        return tiled.backward(problem, v, out, lse, d_out, d_lse, needs)
+    if not v.shape[-1]:
+        nothing = _ones(out).zero_()
+        d_q, d_k, d_v, rest = gradients.backward(problem, _ones(v), nothing, lse, nothing, d_lse, needs)
+        return d_q, d_k, d_v[..., :0], rest
+    return gradients.backward(problem, v, out, lse, d_out, d_lse, needs)
+
+
+def reduce(problem: Problem, summaries: Sequence[Any], progress: Callable[[int, int], None] | None = None) -> list[Any]:
+    """Summaries by kernels, to the same states as everywhere."""
+    from . import prepare
+    from .summaries import reduce as look
+
+    reason = prepare.unsuited(problem, problem.k)
+    if reason is not None:
+        log.info("triton: %s; the tiled engine computes these summaries", reason)
+        return tiled.reduce(problem, summaries, progress)
+    return look(problem, summaries, progress)
+
+
+def _ones(x: Tensor) -> Tensor:
+    """One column in place of none."""
+    return x.new_ones(*x.shape[:-1], 1)

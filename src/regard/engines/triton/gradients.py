@@ -1,0 +1,371 @@
+"""Backward passes launched, and sums of dS turned into gradients of operands (eq. 24)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...normal import Piece, Problem, each_head
+from ..tiled.gradients import Gradients, deposit
+from ..tiled.pieces import logits_of
+from ..tiled.places import see
+from ..tiled.skews import unskew
+from ..tiled.strips import drop, each_block, each_strip, values_of
+from .choice import diagonal_tiling, key_tiling, power, query_tiling
+from .diagonal import diagonal_kernel
+from .given import Sums
+from .launch import added, dense_rows, is_ragged, on_lines, precision, run
+from .prepare import Prepared, axis_entries, meeting, prepare, spans, turned
+from .reverse import inner_kernel, key_kernel, query_kernel
+
+Gradient = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
+
+
+def backward(
+    problem: Problem, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, needs: Sequence[bool]
+) -> Gradient:
+    """Gradients of q, k, v and of the operands asked for."""
+    return _Backward(problem, v, out, lse, d_out, d_lse, needs).gradients()
+
+
+class _Backward:
+    """One backward pass: what all its kernels read, and where gradients of operands are gathered."""
+
+    def __init__(
+        self, problem: Problem, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, needs: Sequence[bool]
+    ):
+        self.problem, self.needs, self.v_of = problem, needs, v
+        self.made: Prepared = prepare(problem)
+        self.q, self.k, self.v, out, self.d_out = (dense_rows(x) for x in (problem.q, problem.k, v, out, d_out))
+        if self.d_out.dtype != self.v.dtype:
+            self.d_out = self.d_out.to(self.v.dtype)
+        self.lse, self.dims = lse.contiguous(), (self.q.shape[-1], self.v.shape[-1])
+        self.totals: list[Tensor | None] = [None] * len(needs)
+        batch, heads, q_len, _ = problem.sizes
+        self.inner = self.room(q_len)
+        block = max(16, 4096 // power(self.dims[1]))
+        tiling = query_tiling(*self.dims, self.k.dtype, "nothing")
+        run(
+            inner_kernel, -(-q_len // block) * batch * heads, tiling,
+            out, self.d_out, d_lse, self.inner, heads, q_len,
+            *out.stride()[:3], *self.d_out.stride()[:3], *d_lse.stride(),
+            V_DIM=self.dims[1], BLOCK_V=power(self.dims[1]), BLOCK_Q=block,
+        )  # fmt: skip
+
+    def room(self, *shape: int) -> Tensor:
+        """Float32 for every head."""
+        return torch.empty(*self.problem.sizes[:2], *shape, dtype=torch.float32, device=self.q.device)
+
+    def gradients(self) -> Gradient:
+        problem, made = self.problem, self.made
+        tabled = self._wants(made.tabled) and self._walks()
+        d_q = self.queries(tabled)
+        d_k, d_v = self.keys()
+        if tabled:
+            self.table()
+        if problem.form.sink >= 0 and self.needs[problem.form.sink]:
+            sink = problem.operands[problem.form.sink].float().unsqueeze(-1)
+            share = torch.where(self.lse == -torch.inf, 0.0, torch.exp(sink - self.lse))
+            self.add(problem.form.sink, (-share * self.inner).sum(-1))
+        odd = [piece for piece in made.odd if self._wants([piece])]
+        odd += [] if tabled else [piece for piece in made.tabled if self._wants([piece])]
+        if odd:
+            self.strips(odd)
+        rest: list[Tensor | None] = []
+        for need, grad, x in zip(self.needs, self.totals, problem.operands, strict=True):
+            grad = torch.zeros(x.shape, device=x.device) if need and grad is None else grad
+            rest.append(grad.expand(x.shape).contiguous().to(x.dtype) if need and grad is not None else None)
+        return d_q, d_k, d_v, rest
+
+    def _wants(self, pieces: Sequence[Piece]) -> bool:
+        return any(self.needs[slot] for piece in pieces for slot in (*piece.slots, piece.gate) if slot >= 0)
+
+    def _walks(self) -> bool:
+        """The table has the same entries in every tile of a block diagonal, and terms of axes are not beside it."""
+        if self.made.given.table.width is None:
+            return True
+        if self.made.axes:
+            return False
+        (_, q_wide), (_, k_wide) = self.problem.form.q_geometry[1], self.problem.form.k_geometry[1]
+        return q_wide == k_wide and diagonal_tiling(*self.dims, self.k.dtype, k_wide).block_q % q_wide == 0
+
+    def add(self, slot: int, grad: Tensor) -> None:
+        """Into an operand's gradient, summed over what it has once or in groups: [batch, heads, ..]."""
+        if not self.needs[slot]:
+            return
+        shape = self.problem.operands[slot].shape
+        if 1 < shape[1] < grad.shape[1]:
+            grad = grad.unflatten(1, (shape[1], -1)).sum(2, dtype=torch.float32)
+        summed = [axis for axis in range(grad.dim()) if shape[axis] == 1 != grad.shape[axis]]
+        grad = grad.sum(summed, keepdim=True, dtype=torch.float32) if summed else grad
+        before = self.totals[slot]
+        self.totals[slot] = grad if before is None else before + grad
+
+    def add_product(self, piece: Piece, grad: Tensor) -> None:
+        """Into a vector a row and its gate, from the gradient of their product: [batch, heads, q_len]."""
+        grad, slot = grad.unsqueeze(-1), piece.slots[0]
+        heads = grad.shape[1]
+        if piece.gate >= 0:
+            self.add(piece.gate, grad * each_head(self.problem.operands[slot], heads).float())
+            grad = grad * each_head(self.problem.operands[piece.gate], heads).float()
+        self.add(slot, grad)
+
+    def _common(self) -> tuple:
+        return (
+            *self.q.stride()[:3], *self.k.stride()[:3], *self.v.stride()[:3], *self.d_out.stride()[:3],
+        )  # fmt: skip
+
+    def _flags(self) -> dict:
+        dim, v_dim = self.dims
+        blocks = {"BLOCK_D": power(dim), "BLOCK_V": power(v_dim)}
+        return {"DIM": dim, "V_DIM": v_dim, **blocks, "PRECISION": precision(self.k.dtype)}
+
+    def queries(self, tabled: bool) -> Tensor:
+        """d_q, and the sums of dS along rows."""
+        problem, made, given = self.problem, self.made, self.made.given
+        batch, heads, q_len, _ = problem.sizes
+        tiling = on_lines(query_tiling(*self.dims, self.k.dtype, added(given)), given)
+        row = lambda want: self.room(q_len) if want else None  # noqa: E731
+        gated = bool(given.table) and bool(given.table.gate) and self.needs[made.tabled[0].gate]
+        far = tabled and given.table.reach is not None
+        axes, columns = self._wants(made.axes), 1
+        if axes:
+            columns = -(-given.axes.wide // tiling.block_k)
+        self.fix = row(self.q.dtype == torch.float32)
+        wanted = Sums(
+            fix=self.fix,
+            plain=row(self._wants(made.rows)),
+            scale=row(bool(given.row_scale) and self.needs[problem.form.scale]),
+            cross=row(self._wants(made.crossed)),
+            slope=row(self._wants(made.slopes)),
+            gate=row(gated),
+            left=row(far),
+            right=row(far),
+            down=self.q.new_empty(columns, batch, heads, q_len * given.axes.high) if axes else None,
+            across=self.q.new_empty(batch, heads, q_len * given.axes.wide) if axes else None,
+        )
+        d_q = torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
+        run(
+            query_kernel, -(-q_len // tiling.block_q) * batch * heads, tiling,
+            self.q, self.k, self.v, self.d_out, self.lse, self.inner, d_q,
+            spans(given, tiling.block_q, tiling.block_k, batch, self.q.device), wanted, *self._common(),
+            heads // self.k.shape[1], heads // self.v.shape[1],
+            **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k,
+            BACKWARDS=bool(given.mask) and given.mask.lo is not None, RAGGED=is_ragged(given, tiling),
+        )  # fmt: skip
+        for piece in made.rows if wanted.plain is not None else ():
+            self.add_product(piece, wanted.plain)
+        for piece in made.slopes if wanted.slope is not None else ():
+            self.add_product(piece, wanted.slope)
+        if wanted.scale is not None:
+            self.add(problem.form.scale, wanted.scale.unsqueeze(-1))
+        if wanted.cross is not None:
+            self.add(made.crossed[0].gate, wanted.cross.unsqueeze(-1))
+        if wanted.gate is not None:
+            self.add(made.tabled[0].gate, wanted.gate.unsqueeze(-1))
+        self.far = (wanted.left, wanted.right) if far else None
+        if axes:
+            down, across = wanted.down[0] if columns == 1 else wanted.down.sum(0), wanted.across
+            if self.fix is not None:  # these were summed before their rows were known whole
+                shape = problem.form.q_geometry[1]
+                fix = self.fix.unflatten(-1, shape)
+                down = (down.unflatten(-1, (shape[0], -1, shape[1])) * fix.unsqueeze(-2)).flatten(2)
+                across = (across.unflatten(-1, (*shape[::-1], -1)) * fix.mT.unsqueeze(-1)).flatten(2)
+            self.axes(down, across)
+        return d_q
+
+    def keys(self) -> tuple[Tensor, Tensor]:
+        """d_k and d_v, and the sums of dS along columns."""
+        problem, made, given = self.problem, self.made, turned(self.problem, self.made)
+        batch, heads, _, k_len = problem.sizes
+        tiling = on_lines(key_tiling(*self.dims, self.k.dtype, added(given)), given)
+        shared, columns = max(self.k.shape[1], self.v.shape[1]), 1
+        blocks = -(-k_len // tiling.block_k)
+        if given.axes:
+            columns = -(-given.axes.wide // tiling.block_k)
+            blocks = given.axes.high * columns
+        col = lambda want: self.room(k_len) if want else None  # noqa: E731
+        wanted = Sums(
+            fix=self.fix,
+            plain=col(self._wants(made.cols)),
+            scale=col(bool(given.col_scale) and self.needs[problem.form.scale]),
+            cross=col(self._wants(made.crossed)),
+            slope=None, gate=None, left=None, right=None, down=None, across=None,
+        )  # fmt: skip
+        d_k, d_v = (
+            torch.empty(
+                batch, shared, k_len, x.shape[-1],
+                dtype=x.dtype if x.shape[1] == shared else torch.float32, device=x.device,
+            )
+            for x in (self.k, self.v)
+        )  # fmt: skip
+        run(
+            key_kernel, blocks * batch * shared, tiling,
+            self.q, self.k, self.v, self.d_out, self.lse, self.inner, d_k, d_v,
+            spans(given, tiling.block_q, tiling.block_k, batch, self.q.device), wanted, *self._common(),
+            shared, heads // self.k.shape[1], heads // self.v.shape[1], columns, 1.0,
+            **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, RAGGED=is_ragged(given, tiling),
+            GROUP=heads // shared,
+        )  # fmt: skip
+        for piece in made.cols if wanted.plain is not None else ():
+            self.add(piece.slots[0], wanted.plain.unsqueeze(-2))
+        for piece in made.crossed if wanted.cross is not None else ():
+            self.add(piece.slots[0], wanted.cross.unsqueeze(-2))
+        if wanted.scale is not None:
+            self.add(problem.form.scale, wanted.scale.unsqueeze(-2))
+        joined = []
+        for grad, x in ((d_k, self.k), (d_v, self.v)):
+            if x.shape[1] != shared:
+                grad = grad.unflatten(1, (x.shape[1], -1)).sum(2).to(x.dtype)
+            joined.append(grad)
+        return joined[0], joined[1]
+
+    def table(self) -> None:
+        """The gradient of the table, by block diagonals."""
+        problem, given = self.problem, self.made.given
+        batch, heads, q_len, k_len = problem.sizes
+        grid = problem.form.k_geometry[1][1] if given.table.width is not None else None
+        tiling = diagonal_tiling(*self.dims, self.k.dtype, grid)
+        block = tiling.block_q
+        begin, end = self._diagonals(block)
+        own = batch if given.table.batch else 1  # batch rows that have a table of their own
+        whole = given.table.width is not None
+        count = max(end - begin, 0)
+        shape = (block, block) if whole else (2, block)
+        sums = torch.empty(own * heads, count, *shape, dtype=torch.float32, device=self.q.device)
+        if count:
+            run(
+                diagonal_kernel, own * heads * count, tiling,
+                self.q, self.k, self.v, self.d_out, self.lse, self.inner, self.fix, sums, given, *self._common(),
+                heads // self.k.shape[1], heads // self.v.shape[1], begin, count, batch // own, own * heads,
+                **self._flags(), BLOCK=block, WHOLE=whole,
+            )  # fmt: skip
+        sums = sums.unflatten(0, (own, heads))
+        grad = self._on_grid(sums, begin, block) if whole else self._on_line(sums, begin, block)
+        for piece in self.made.tabled:
+            self.add(piece.slots[0], grad)
+
+    def _diagonals(self, block: int) -> tuple[int, int]:
+        """Which block diagonals any pair that may meet, and any entry of its own, lies on."""
+        problem, given = self.problem, self.made.given
+        _, _, q_len, k_len = problem.sizes
+        begin, end = 1 + (-k_len // block), -(-q_len // block)
+        if problem.form.q_start >= 0 or problem.form.k_start >= 0:
+            return begin, end
+        shift, low, high = problem.starts[0] - problem.starts[1], None, None
+        if given.mask:
+            low, high = given.mask.lo, given.mask.hi
+        if given.table.reach is not None:
+            inside = given.table.reach - 1
+            low = -inside if low is None else max(low, -inside)
+            high = inside if high is None else min(high, inside)
+        if low is not None:  # the last displacement of tile m is (m + 1) block - 1 + shift
+            begin = max(begin, -(-(low - shift + 1) // block) - 1)
+        if high is not None:  # the first is (m - 1) block + 1 + shift
+            end = min(end, (high - shift - 1) // block + 2)
+        return begin, end
+
+    def _on_line(self, sums: Tensor, begin: int, block: int) -> Tensor:
+        """Diagonals of tiles, which overlap by halves, as entries of the table: [own, heads, n]."""
+        problem, given = self.problem, self.made.given
+        _, _, q_len, k_len = problem.sizes
+        own, heads, count = sums.shape[:3]
+        joined = sums.new_zeros(own, heads, count + 1, block)
+        joined[:, :, :count] += sums[..., 0, :]
+        joined[:, :, 1:] += sums[..., 1, :]
+        flat = joined.flatten(2)
+        first = (begin - 1) * block + k_len  # the table's entry that flat begins at
+        grad = sums.new_zeros(own, heads, q_len + k_len - 1)
+        low, high = max(first, 0), min(first + flat.shape[-1], grad.shape[-1])
+        if high > low:
+            grad[..., low:high] = flat[..., low - first : high - first]
+        if self.far is not None:  # entries out there are only known together
+            delta = torch.arange(grad.shape[-1], device=grad.device) - (k_len - 1) + problem.starts[0]
+            delta = (delta - problem.starts[1])[None]
+            for slot, sign in ((problem.form.q_start, 1), (problem.form.k_start, -1)):
+                delta = delta if slot < 0 else delta + sign * problem.operands[slot]
+            grad = torch.where((delta.abs() < given.table.reach).unsqueeze(1), grad, 0.0)
+            for sums_of, entry in zip(self.far, (-1, 0), strict=True):
+                if given.table.gate:
+                    gate = each_head(problem.operands[self.made.tabled[0].gate], heads).float().squeeze(-1)
+                    sums_of = sums_of * gate
+                each = sums_of.sum(-1)
+                grad[..., entry] += each if own > 1 else each.sum(0, keepdim=True)
+        return grad
+
+    def _on_grid(self, sums: Tensor, begin: int, block: int) -> Tensor:
+        """Whole tiles as entries of a table over two axes: [own, heads, n + 3]."""
+        (q_high, wide), (k_high, _) = self.problem.form.q_geometry[1], self.problem.form.k_geometry[1]
+        own, heads, count = sums.shape[:3]
+        lines = block // wide
+        tiles = sums.unflatten(-1, (lines, wide)).unflatten(-3, (lines, wide)).transpose(-3, -2)
+        joined = sums.new_zeros(own, heads, (count + 1) * lines, wide, wide)
+        for mine in range(lines):
+            for theirs in range(lines):  # tile m, lines a and b: displacement (m lines + a - b) of lines
+                at = mine - theirs + lines - 1
+                joined[:, :, at : at + count * lines : lines] += tiles[:, :, :, mine, theirs]
+        across = unskew(joined).sum(-2).flip(-1)  # [own, heads, displacements of lines, of columns]
+        first = (begin - 1) * lines + 1 + k_high - 1
+        grad = sums.new_zeros(own, heads, q_high + k_high - 1, across.shape[-1])
+        low, high = max(first, 0), min(first + across.shape[2], grad.shape[2])
+        grad[:, :, low:high] = across[:, :, low - first : high - first]
+        return torch.nn.functional.pad(grad.flatten(-2), (0, 3))
+
+    def axes(self, down: Tensor, across: Tensor) -> None:
+        """From what each query gives to lines and columns, to its content and to R."""
+        problem = self.problem
+        for piece in self.made.axes:
+            (axis,) = piece.space[1]
+            u, rows = piece.slots
+            d_x, met = (down, across)[axis], meeting(problem, piece)
+            if self.needs[u]:
+                self.add(u, met.to_content(d_x))
+            if self.needs[rows]:
+                self._add_rows(piece, met.to_rows(d_x, problem.operands[rows].shape[1] > 1))
+
+    def _add_rows(self, piece: Piece, grad: Tensor) -> None:
+        """Into R, from its gradient for each place of a query and of a key: [1, heads or 1, q places, k places, f]."""
+        problem = self.problem
+        index = axis_entries(problem, piece)
+        if piece.lookup >= 0:
+            index = problem.operands[piece.lookup][0, 0][index]
+        rows = problem.operands[piece.slots[1]].shape[2]
+        hot = torch.nn.functional.one_hot(index.flatten(), rows).float()  # the same bits every time
+        self.add(piece.slots[1], hot.mT @ grad.flatten(2, 3))
+
+    def strips(self, pieces: Sequence[Piece]) -> None:
+        """The pieces whose gradient no kernel sums: dS by strips, as the tiled engine has them."""
+        problem = self.problem
+        wide, heads, lse = torch.float32, problem.sizes[1], self.lse
+        wanted = {slot for piece in pieces for slot in (*piece.slots, piece.gate) if slot >= 0}
+        needs = [need and slot in wanted for slot, need in enumerate(self.needs)]
+        which = [n for n, piece in enumerate(problem.form.pieces) if piece in pieces]
+        mine: set[int] = set()
+        for block in each_block(problem):
+            p, values = block.problem, values_of(self.v, block, heads)
+            grads = Gradients(p, needs)
+            for rows, cols in each_strip(p):
+                at = block.batch, block.heads, rows
+                logits = logits_of(p, rows, cols, masked=False)
+                ends = lse[at].masked_fill(lse[at] == -torch.inf, torch.inf).unsqueeze(-1)
+                weights = torch.exp(logits - ends)
+                weights = weights if self.fix is None else weights * self.fix[at].unsqueeze(-1)
+                d_weights = drop(p, self.d_out[at].to(wide) @ values[:, :, cols].mT, rows, cols)
+                d_logits = weights * (d_weights - self.inner[at].unsqueeze(-1))
+                if p.form.softcap is not None:
+                    d_logits = d_logits * (1 - (logits / p.form.softcap).square())
+                if p.form.mask is not None:
+                    d_logits = d_logits.masked_fill(~see(p, p.form.mask, rows, cols), 0.0)
+                if d_logits.numel():
+                    grads.pull_pieces([p.form.pieces[n] for n in which], d_logits, rows, cols)
+            grads.contract(problem.select(block.batch, block.heads))
+            for slot, part in enumerate(grads.operands):
+                if part is not None:
+                    total = self.totals[slot]
+                    if total is None or slot not in mine:  # gradients so far may be shared or in half precision
+                        total = torch.zeros_like(problem.operands[slot], dtype=wide) if total is None else total.float()
+                        self.totals[slot] = total = total.expand(problem.operands[slot].shape).contiguous().clone()
+                        mine.add(slot)
+                    deposit(total, part, block, heads)

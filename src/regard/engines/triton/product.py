@@ -1,0 +1,195 @@
+"""The forward kernel: A @ v and the log-sum-exp by one pass over key tiles with a running maximum (eq. 19, 20).
+
+A block of queries sweeps its key tiles in up to five loops without a branch inside: tiles that a mask cuts at the left,
+wholly visible ones (far left, where a clipped table is constant; near; far right), and tiles cut at the right.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...normal import Problem, product_buffer
+from .choice import forward_tiling, power
+from .launch import added, dense_rows, is_easy, is_ragged, on_lines, precision, run
+from .prepare import prepare, spans
+from .tiles import (
+    across_of,
+    cols_of,
+    constant_span,
+    down_of,
+    kept,
+    key_span,
+    levels,
+    logits,
+    matrix,
+    rows_of,
+    shift_of,
+    shown,
+    vector,
+)
+
+
+@triton.jit
+def take_in(
+    acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, edge, rows, shift, level,
+    across_tile, down_row,
+    DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
+    MASKED: tl.constexpr, CONSTANT: tl.constexpr, PRECISION: tl.constexpr, EASY: tl.constexpr,
+):  # fmt: skip
+    """One key tile into the running product. Keys at or past `edge` are not of this tile, where MASKED.
+
+    EASY: only tables, terms of axes and numbers a row are added to scale * q·k.
+    """
+    j = j0 + tl.arange(0, BLOCK_K)
+    k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, MASKED)
+    dots = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if EASY and not MASKED and (CONSTANT or not given.has.table):
+        # what is added is the same for a whole row: the scale and it join the subtraction in one operation
+        added = rows[1] + down_row
+        if given.has.table:
+            added += level * rows[5]
+        s = dots
+        if given.has.axes:
+            s = dots * given.scale + across_tile.to(tl.float32)
+            new = tl.maximum(top, tl.max(s, 1) + added)
+            weights = tl.exp2(s - (new - added)[:, None])
+        else:
+            new = tl.maximum(top, tl.max(s, 1) * given.scale + added)
+            weights = tl.exp2(s * given.scale - (new - added)[:, None])
+        fade = tl.exp2(top - new)
+    else:
+        cols = cols_of(given, b, h, j)
+        s = logits(dots, rows, cols, given, b, h, i, j, shift, level, across_tile, down_row, CONSTANT, False)
+        if MASKED:
+            s = tl.where(shown(given, b, h, i, j, shift, False) & (j < edge)[None, :], s, float("-inf"))
+        new = tl.maximum(top, tl.max(s, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)  # nothing seen yet
+        weights = tl.exp2(s - safe[:, None])
+        fade = tl.exp2(top - safe)
+    total = total * fade + tl.sum(weights, 1)
+    if given.seeds is not None:
+        weights = weights * kept(given, b, h, i, j, False)
+    v = matrix(v_ptr, v_step, j, given.k_len, V_DIM, BLOCK_V, MASKED)
+    acc = acc * fade[:, None]
+    acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+    return acc, new, total
+
+
+@triton.jit
+def forward_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, given,
+    q_batch, q_head, q_step, k_batch, k_head, k_step, v_batch, v_head, v_step, out_batch, out_head, out_step,
+    k_group, v_group,
+    DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, EASY: tl.constexpr, BACKWARDS: tl.constexpr,
+    RAGGED: tl.constexpr,
+):  # fmt: skip
+    """One block of queries of one head. RAGGED: tiles on lines of a grid are cut, by a mask or by the end of a line."""
+    blocks = tl.cdiv(given.q_len, BLOCK_Q)
+    block = tl.program_id(0) % blocks
+    b, h = tl.program_id(0) // blocks // given.heads, tl.program_id(0) // blocks % given.heads
+    if BACKWARDS:  # the last rows of a causal matrix have the most to do: they start first
+        block = blocks - 1 - block
+    i0 = block * BLOCK_Q
+    i = i0 + tl.arange(0, BLOCK_Q)
+    k_ptr += b.to(tl.int64) * k_batch + (h // k_group).to(tl.int64) * k_head
+    v_ptr += b.to(tl.int64) * v_batch + (h // v_group).to(tl.int64) * v_head
+    q_ptr += b.to(tl.int64) * q_batch + h.to(tl.int64) * q_head
+    q = matrix(q_ptr, q_step, i, given.q_len, DIM, BLOCK_D, True)
+    rows, shift = rows_of(given, b, h, i), shift_of(given, b)
+
+    acc = tl.zeros([BLOCK_Q, BLOCK_V], tl.float32)
+    top = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_Q], tl.float32)
+    if given.has.sink:
+        top = tl.zeros([BLOCK_Q], tl.float32) + vector(given.sink, b, h, i * 0, 1)
+        total = tl.where(top > float("-inf"), 1.0, 0.0)
+
+    if given.has.axes:
+        for x0 in range(0, given.axes.wide, BLOCK_K):
+            tile = across_of(given, b, h, i, x0 + tl.arange(0, BLOCK_K), False)
+            down_row = down_of(given, b, h, i, 0)
+            for line in range(0, given.axes.high):  # the next line's values come while this one's are used
+                coming = down_of(given, b, h, i, tl.minimum(line + 1, given.axes.high - 1))
+                acc, top, total = take_in(
+                    acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, line * given.axes.wide + x0,
+                    (line + 1) * given.axes.wide, rows, shift, 0.0, tile, down_row,
+                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, RAGGED, False, PRECISION, EASY,
+                )  # fmt: skip
+                down_row = coming
+    else:
+        first, full, still, last = key_span(given, b, i0, shift, BLOCK_Q, BLOCK_K)
+        left, right = constant_span(given, i0, shift, full, still, BLOCK_Q, BLOCK_K)
+        clipped: tl.constexpr = given.has.clipped
+        far_left, far_right = 0.0, 0.0
+        if clipped:
+            far_left, far_right = levels(given, b, h)
+        if given.has.mask:
+            for j0 in range(first, full, BLOCK_K):
+                acc, top, total = take_in(
+                    acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
+                    rows, shift, 0.0, 0.0, 0.0,
+                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, False, PRECISION, EASY,
+                )  # fmt: skip
+        if clipped:
+            for j0 in range(full, left, BLOCK_K):
+                acc, top, total = take_in(
+                    acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
+                    rows, shift, far_left, 0.0, 0.0,
+                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, True, PRECISION, EASY,
+                )  # fmt: skip
+        for j0 in range(left, right, BLOCK_K):
+            acc, top, total = take_in(
+                acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
+                    rows, shift, 0.0, 0.0, 0.0,
+                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, False, PRECISION, EASY,
+            )  # fmt: skip
+        if clipped:
+            for j0 in range(right, still, BLOCK_K):
+                acc, top, total = take_in(
+                    acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
+                    rows, shift, far_right, 0.0, 0.0,
+                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, True, PRECISION, EASY,
+                )  # fmt: skip
+        for j0 in range(still, last, BLOCK_K):
+            acc, top, total = take_in(
+                acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
+                    rows, shift, 0.0, 0.0, 0.0,
+                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, False, PRECISION, EASY,
+            )  # fmt: skip
+
+    blind = total == 0.0
+    acc = acc / tl.where(blind, 1.0, total)[:, None]
+    lse = tl.where(blind, float("-inf"), (top + tl.log2(total)) * 0.6931471805599453)
+    inside = i < given.q_len
+    d = tl.arange(0, BLOCK_V)
+    out_ptr += b.to(tl.int64) * out_batch + h.to(tl.int64) * out_head
+    where = out_ptr + i[:, None].to(tl.int64) * out_step + d[None, :]
+    tl.store(where, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None] & (d < V_DIM)[None, :])
+    tl.store(lse_ptr + (b * given.heads + h).to(tl.int64) * given.q_len + i, lse, mask=inside)
+
+
+def product(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
+    """A @ v and the log-sum-exp."""
+    batch, heads, q_len, _ = problem.sizes
+    q, k, v = (dense_rows(x) for x in (problem.q, problem.k, v))
+    dim, v_dim = q.shape[-1], v.shape[-1]
+    given = prepare(problem).given
+    out = product_buffer(problem, v)
+    lse = torch.empty(batch, heads, q_len, dtype=torch.float32, device=q.device)
+    tiling = on_lines(forward_tiling(dim, v_dim, k.dtype, added(given)), given)
+    given = spans(given, tiling.block_q, tiling.block_k, batch, q.device)
+    run(
+        forward_kernel, -(-q_len // tiling.block_q) * batch * heads, tiling,
+        q, k, v, out, lse, given,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
+        heads // k.shape[1], heads // v.shape[1],
+        DIM=dim, V_DIM=v_dim, BLOCK_D=power(dim), BLOCK_V=power(v_dim),
+        BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, PRECISION=precision(k.dtype),
+        EASY=is_easy(given), BACKWARDS=bool(given.mask) and given.mask.lo is not None,
+        RAGGED=is_ragged(given, tiling),
+    )  # fmt: skip
+    return out, lse

@@ -1,0 +1,217 @@
+"""Summaries of A by kernels: which passes they need, and how the passes' sums become the states of `summaries`.
+
+Rows come first, for the log-sum-exp; entropy and the strongest keys come with it. Then columns, for mass received and
+the heat map, and diagonals, for the profile of a line. What has no kernel is shown strips by the tiled engine, and
+only that. A state is the one its summary defines: `start` makes it, and `finish` never knows who filled it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...normal import Problem
+from ...summaries import Entropy, Heatmap, Profile, Received, TopK
+from .. import tiled
+from .choice import Tiling, interpreted, power
+from .given import Given
+from .launch import dense_rows, is_plain, precision, run
+from .looks import by_columns, by_diagonals, by_rows
+from .prepare import LOG2E, prepare, spans, unsuited
+
+log = logging.getLogger("regard")
+
+#: keys that are kept in registers while a row is read
+MOST = 64
+#: tiles that are added up before their cells are summed, where cells are that high
+ROUNDS = 8
+
+
+def reduce(
+    problem: Problem,
+    summaries: Sequence[Any],
+    progress: Callable[[int, int], None] | None = None,
+    lse: Tensor | None = None,
+) -> list[Any]:
+    """The state of each summary after all of A. A log-sum-exp that is known already saves the first pass."""
+    reason = unsuited(problem, problem.k)
+    if reason is not None:
+        log.info("triton: %s; the tiled engine summarises", reason)
+        return tiled.reduce(problem, summaries, progress)
+    fused = [fits(summary, problem) for summary in summaries]
+    rest = [summary for summary, own in zip(summaries, fused, strict=True) if not own]
+    states = iter(tiled.reduce(problem, rest, progress) if rest else [])
+    found = [summary.start(problem) if own else next(states) for summary, own in zip(summaries, fused, strict=True)]
+    pairs = [(s, state) for s, state, own in zip(summaries, found, fused, strict=True) if own]
+    if pairs:
+        look = Look(problem, lse)
+        look.rows(_of(pairs, Entropy), _of(pairs, TopK))
+        received, maps = _of(pairs, Received), _of(pairs, Heatmap)
+        for n in range(max(bool(received), len(maps))):  # the first pass gives both
+            look.columns(received if n == 0 else [], maps[n] if n < len(maps) else None)
+        look.diagonals(_of(pairs, Profile))
+        if progress is not None:
+            total = problem.sizes[0] * problem.sizes[1] * problem.sizes[2]
+            progress(total, total)
+    return found
+
+
+def fits(summary: Any, problem: Problem) -> bool:
+    """There is a kernel for it. A subclass may redefine anything, so it is shown strips."""
+    kind = type(summary)
+    if kind is TopK:
+        return summary.k <= MOST
+    if kind is Profile:
+        return problem.form.q_geometry[0] == "line"
+    return kind in (Heatmap, Received, Entropy)
+
+
+def log_sum_exp(problem: Problem) -> Tensor:
+    """Each row's log-sum-exp, without a product: [batch, heads, q_len], -inf where nothing is seen."""
+    look = Look(problem)
+    look.rows([], [])
+    lse = look.lse / LOG2E
+    return lse.masked_fill_(lse == torch.inf, -torch.inf)
+
+
+def _of(pairs: list[tuple[Any, list[Tensor]]], kind: type) -> list[tuple[Any, list[Tensor]]]:
+    return [(summary, state) for summary, state in pairs if type(summary) is kind]
+
+
+class Look:
+    """One problem's passes. `lse` is in units of log 2, +inf where a row sees nothing."""
+
+    def __init__(self, problem: Problem, lse: Tensor | None = None):
+        self.problem = problem
+        self.q, self.k = dense_rows(problem.q), dense_rows(problem.k)
+        self.batch, self.heads, self.q_len, self.k_len = problem.sizes
+        self.given: Given = prepare(problem).given
+        self.known = lse is not None
+        if lse is None:
+            self.lse = torch.empty(self.batch, self.heads, self.q_len, dtype=torch.float32, device=self.q.device)
+        else:
+            self.lse = (lse * LOG2E).masked_fill_(lse == -torch.inf, torch.inf).contiguous()
+        dim = self.q.shape[-1]
+        self.flags = {"DIM": dim, "BLOCK_D": power(dim), "PRECISION": precision(self.k.dtype), "BARE": self.bare()}
+        self.strides = (*self.q.stride()[:3], *self.k.stride()[:3], self.heads // self.k.shape[1])
+
+    def bare(self) -> bool:
+        """Nothing is added but a table, and the largest dot product has the largest logit."""
+        given = self.given
+        return is_plain(given._replace(table=())) and not (given.table and given.table.gate) and self.problem.scale >= 0
+
+    def tiling(self, what: str) -> Tiling:
+        """How large a tile is: small, so that several programs share a multiprocessor. Measured on one H200."""
+        if interpreted():
+            return Tiling(32, 16, 4, 1)
+        wide = power(self.q.shape[-1])
+        if self.k.dtype == torch.float32:
+            return Tiling(64, 32, 4, 2) if wide <= 128 else Tiling(32, 32, 4, 2)
+        stages = 3 if wide < 128 or (wide == 128 and what == "columns") else 2
+        return Tiling(64, 32 if what == "top" else 64, 4, stages)
+
+    def diagonal_tiling(self) -> Tiling:
+        """Tiles whose sums stay in registers, as high as they are wide or a multiple of it."""
+        if interpreted():
+            return Tiling(32, 16, 4, 1)
+        wide = power(self.q.shape[-1])
+        if self.k.dtype == torch.float32:
+            return Tiling(32, 32, 4, 1) if wide <= 128 else Tiling(16, 16, 4, 1)
+        return Tiling(128, 128, 8, 2) if wide == 128 else Tiling(64, 64, 4, 3 if wide < 128 else 2)
+
+    def rows(self, entropies: list[tuple[Any, list[Tensor]]], tops: list[tuple[Any, list[Tensor]]]) -> None:
+        """Log-sum-exps, and what else is read row by row. Several TopK share the longest."""
+        if self.known and not entropies and not tops:
+            return
+        longest = max((summary.k for summary, _ in tops), default=0)
+        tiling = self.tiling("top" if longest else "rows")
+        given = spans(self.given, tiling.block_q, tiling.block_k, self.batch, self.q.device)
+        entropy = entropies[0][1][0] if entropies else self.lse
+        most = next((state for summary, state in tops if summary.k == longest), [self.lse] * 3)
+        run(
+            by_rows, -(-self.q_len // tiling.block_q) * self.batch * self.heads, tiling,
+            self.q, self.k, self.lse, entropy, *most, given, *self.strides, **self.flags,
+            BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, ENTROPY=bool(entropies), TOP=longest,
+            WIDTH=power(max(longest, 1), 1),
+        )  # fmt: skip
+        for _, state in entropies[1:]:
+            state[0].copy_(entropy)
+        for summary, state in tops:
+            for own, longer in zip(state, most, strict=True):
+                if own is not longer:
+                    own.copy_(longer[..., : summary.k])
+
+    def columns(self, received: list[tuple[Any, list[Tensor]]], pooled: tuple[Heatmap, list[Tensor]] | None) -> None:
+        """Mass received, and one heat map."""
+        tiling = self.tiling("columns")
+        high, wide = pooled[0].cell(self.problem) if pooled else (tiling.block_q, tiling.block_k)
+        q_cells, k_cells = -(-self.q_len // high), -(-self.k_len // wide)
+        # a tile takes some rows of several cells at a time, of all there are if they are few
+        room_high = max(power(high // ROUNDS + 1, 2) // 2, tiling.block_q // power(q_cells, 1))
+        room_high = min(room_high, tiling.block_q) if pooled else tiling.block_q
+        room_wide = min(power(wide, 1), tiling.block_k)
+        q_parts, k_parts = -(-high // room_high), -(-wide // tiling.block_k)
+        blocks = -(-k_cells // (tiling.block_k // room_wide)) * k_parts
+        masked = bool(self.given.mask)
+        held: list[Tensor] = [self.lse] * 3
+        if pooled and k_parts == 1:
+            total, count, peak = pooled[1]
+            held = [total, torch.zeros_like(total, dtype=torch.int32) if masked else total, peak]
+        elif pooled:  # a cell in several parts, which are joined below
+            shape = self.batch, self.heads, q_cells, k_cells * k_parts
+            held = [self.lse.new_zeros(shape, dtype=d) for d in (torch.float32, torch.int32, torch.float32)]
+        run(
+            by_columns, blocks * self.batch * self.heads, tiling,
+            self.q, self.k, self.lse, received[0][1][0] if received else self.lse, *held, self.given, *self.strides,
+            high, wide, q_cells, k_cells * k_parts, q_parts, k_parts, blocks, **self.flags,
+            BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, HIGH=room_high, WIDE=room_wide,
+            CHECK=masked or self.k_len % tiling.block_k > 0 or wide % room_wide > 0,
+            RECEIVED=bool(received), POOL=pooled is not None, COUNT=pooled is not None and masked,
+        )  # fmt: skip
+        for _, state in received[1:]:
+            state[0].copy_(received[0][1][0])
+        if pooled:
+            total, count, peak = pooled[1]
+            if k_parts > 1:
+                total.copy_(held[0].unflatten(-1, (k_cells, k_parts)).sum(-1))
+                peak.copy_(held[2].unflatten(-1, (k_cells, k_parts)).amax(-1))
+            if not masked:
+                count.copy_(_extents(self.q_len, high, count)[:, None] * _extents(self.k_len, wide, count))
+            else:
+                count.copy_(held[1].unflatten(-1, (k_cells, k_parts)).sum(-1))
+
+    def diagonals(self, profiles: list[tuple[Any, list[Tensor]]]) -> None:
+        """Mass per displacement on a line."""
+        if not profiles:
+            return
+        tiling = self.diagonal_tiling()
+        size, tall = tiling.block_k, tiling.block_q // tiling.block_k
+        q_blocks, k_blocks = -(-self.q_len // tiling.block_q), -(-self.k_len // size)
+        lines = (q_blocks - 1) * tall + k_blocks
+        parts = self.lse.new_empty(self.batch, self.heads, lines, tall + 1, size)
+        mask = self.given.mask
+        bounds = ("lo", "hi", *(name for name in mask._fields if name.endswith(("_batch", "_head")))) if mask else ()
+        straight = not mask or all(x is None for name, x in mask._asdict().items() if name not in bounds)
+        run(
+            by_diagonals, lines * self.batch * self.heads, tiling,
+            self.q, self.k, self.lse, parts, self.given, *self.strides, **self.flags,
+            BLOCK_Q=tiling.block_q, BLOCK_K=size, STRAIGHT=straight,
+        )  # fmt: skip
+        whole = self.lse.new_zeros(self.batch, self.heads, (lines + tall) * size)
+        for row in range(tall + 1):
+            whole[..., row * size : (row + lines) * size] += parts[..., row, :].flatten(-2)
+        first = k_blocks * size - (self.k_len - 1)
+        for _, state in profiles:
+            state[0].copy_(whole[..., first : first + self.q_len + self.k_len - 1])
+
+
+def _extents(length: int, size: int, like: Tensor) -> Tensor:
+    """How many tokens each cell has: all of `size`, but for the last."""
+    cells = -(-length // size)
+    extents = torch.full((cells,), float(size), dtype=like.dtype, device=like.device)
+    extents[-1] = length - (cells - 1) * size
+    return extents

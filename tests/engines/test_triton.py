@@ -1,0 +1,80 @@
+"""The GPU engine without a GPU: what it refuses, and its kernels under Triton's interpreter in their own process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard as rg
+from regard.engines import triton as engine
+from regard.normal import Form
+
+HERE = Path(__file__).parent
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+
+
+@needs_triton
+@pytest.mark.slow
+def test_kernels_under_the_interpreter():
+    paths = [HERE, HERE.parent, HERE.parents[1] / "src"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
+    ran = subprocess.run(
+        [*command, str(HERE / "triton_interpreted.py")], env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
+
+
+def test_it_is_for_cuda_only():
+    q = torch.randn(1, 1, 4, 4)
+    assert rg.attention(q, q).plan.engine == "cpu"
+    with pytest.raises(ValueError, match="triton cannot run this: runs on CUDA devices only, q is on cpu"):
+        print(rg.attention(q, q, engine="triton").plan)
+
+
+def test_without_triton_it_says_so(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert engine.refuse(Form(), "cuda", "float32") == "Triton is not installed"
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "words, keywords",
+    [
+        ("dot products only", {"score": rg.InverseDistance()}),
+        ("differ at every displacement", {"position": rg.FromQuery.learn(rg.Sinusoid([1.0]), 4)}),
+        ("between points", {"position": rg.Static(rg.Slope(1)), "geometry": rg.Points(torch.randn(4, 1))}),
+        ("joined by |", {"mask": rg.causal | rg.keys(0, 1)}),
+        ("turned by ~", {"mask": ~rg.causal}),
+        ("several dense masks", {"mask": rg.dense(torch.eye(4) > 0) & rg.dense(torch.ones(4, 4) > 0)}),
+    ],
+)
+def test_what_it_does_not_take_is_said(words, keywords):
+    q = torch.randn(1, 1, 4, 4)
+    assert words in engine.refuse(rg.attention(q, q, **keywords).plan.form, "cuda", "float32")
+
+
+@needs_triton
+def test_what_it_takes():
+    q = torch.randn(1, 2, 4, 4)
+    term = rg.recipes.t5(2) + rg.recipes.shaw(4, 2) + rg.recipes.alibi(2)
+    mask = rg.causal & rg.lengths(torch.tensor([3])) & rg.documents(torch.zeros(1, 4, dtype=torch.long))
+    form = rg.attention(q, q, position=term, mask=mask, softcap=3.0, dropout=0.1, sink=torch.zeros(2)).plan.form
+    assert all(engine.refuse(form, "cuda", dtype) is None for dtype in ("float32", "bfloat16", "float16"))
+    assert "float64" in engine.refuse(form, "cuda", "float64")
+
+
+def test_importing_the_engine_does_not_import_triton():
+    code = "import sys, regard.engines.triton; sys.exit('triton' in sys.modules)"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], env=dict(os.environ, PYTHONPATH=str(HERE.parents[1] / "src"))
+        ).returncode
+        == 0
+    )

@@ -1,0 +1,143 @@
+"""The kernels of the GPU engine under Triton's interpreter, against the definition. Run by `test_triton.py`.
+
+TRITON_INTERPRET=1 must be set before kernels are imported, and would change the plans of other tests: so this file is
+no test module by name, and runs in a process of its own. Tiles are small there, so small problems have several, and
+the cases below run every loop and every branch of every kernel.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from comparing import plain_case
+from descriptions import Case
+from support import all_within_budget, within_budget
+
+import regard as rg
+from regard.engines import triton as engine
+
+LONG, SHORT = (40,), (37,)
+NEAR = {"q_shape": (28,), "k_shape": (26,)}  # a table without a clip ends at 31
+
+
+def line(**changes) -> Case:
+    usual = dict(batch=1, heads=2, kv_heads=1, q_shape=LONG, k_shape=SHORT, starts="numbers", v_dim=5)
+    return plain_case(**{**usual, **changes})
+
+
+def grid(kind: str, shape: tuple[int, int], *terms: str, **changes) -> Case:
+    return plain_case(batch=1, heads=2, kv_heads=2, geometry=kind, q_shape=shape, k_shape=shape, terms=terms, **changes)
+
+
+CASES = {
+    "plain": line(),
+    "every head its own keys": line(kv_heads=2, mask="causal"),
+    "scaled down": line(scale="tensor", terms=("constant",)),
+    "clipped table": line(terms=("t5",)),
+    "clipped table, causal, starts a row, sink": line(batch=2, terms=("t5",), mask="causal", starts="rows", sink=True),
+    "two tables, window, softcap": line(terms=("t5", "cells"), mask="window", softcap=True, **NEAR),
+    "gated table, slope": line(terms=("gated t5", "slope"), mask="causal & lengths"),
+    "long table, dropout": line(terms=("cells",), dropout=0.3, **NEAR),
+    "gathered, lengths of both": line(batch=2, terms=("shaw", "key table"), mask="query lengths"),
+    "gathered twice gated": line(terms=("gated t5", "gated shaw", "cells"), **NEAR),
+    "documents": line(batch=2, terms=("key constant",), mask="documents"),
+    "dense, distances": line(score="euclidean", scale="tensor", mask="dense heads", softcap=True),
+    "keys of a range": line(mask="keys", terms=("causal t5",)),
+    "one diagonal": line(mask="offset", starts="zero"),
+    "grid": grid("grid", (4, 8), "cells"),
+    "grid whose lines do not fill tiles": grid("grid", (4, 5), "cells", "slope"),
+    "grid with a class token": grid("class grid", (3, 5), "class cells", "per axis query"),
+    "axes": grid("grid", (3, 16), "per axis query", "cells"),
+    "axes, lines cut, causal": grid("grid", (4, 5), "per axis query", mask="causal", dropout=0.3),
+    "axes of keys": grid("grid", (4, 5), "per axis key", "one axis"),
+}
+
+
+def results(case: Case, dtype: torch.dtype, engine: str, exact: bool = False, nudge: bool = False) -> dict:
+    """Product, log-sum-exp, and gradients of a random function of both."""
+    built = case.build(dtype, exact, nudge)
+    A = built.matrix(engine)
+    out, lse = A @ built.v, A.lse
+    random = torch.Generator().manual_seed(7)
+    loss = torch.zeros((), dtype=torch.float64)
+    for x in (out, torch.where(lse.isfinite(), lse, 0.0)):
+        loss = loss + (x.double() * torch.randn(x.shape, generator=random, dtype=torch.float64)).sum()
+    grads = torch.autograd.grad(loss, list(built.leaves.values()), allow_unused=True)
+    found = {"out": out, "lse": lse}
+    for (name, leaf), grad in zip(built.leaves.items(), grads, strict=True):
+        found[f"gradient to {name}"] = torch.zeros_like(leaf) if grad is None else grad
+    return found
+
+
+def compare(case: Case, dtype: torch.dtype) -> None:
+    found, plain = results(case, dtype, "triton"), results(case, dtype, "reference")
+    exact, nudged = (results(case, dtype, "reference", exact=True, nudge=n) for n in (False, True))
+    for kind in (True, False):
+        names = [name for name in found if name.startswith("gradient") == kind]
+        all_within_budget(*({name: x[name] for name in names} for x in (found, plain, exact, nudged)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_equal_the_definition(name):
+    compare(CASES[name], torch.float32)
+
+
+@pytest.mark.parametrize("name", ["plain", "clipped table", "axes"])
+def test_half_precision(name):
+    compare(CASES[name], torch.float16)
+
+
+def test_no_case_runs_on_another_engine(monkeypatch):
+    """The tiled engine stays out: nothing above is its work."""
+    monkeypatch.setattr(engine.tiled, "forward", lambda *a: pytest.fail("the tiled engine was asked"))
+    monkeypatch.setattr(engine.tiled, "backward", lambda *a: pytest.fail("the tiled engine was asked"))
+    results(CASES["plain"], torch.float32, "triton")
+    built = CASES["axes"].build()
+    assert built.matrix("triton").plan.engine == "triton"
+
+
+def test_turned_around():
+    """Scales and gates a key, from a matrix turned around."""
+    q, k = torch.randn(1, 2, 20, 8), torch.randn(1, 2, 20, 8)
+    scale, v = torch.rand(1, 2, 20, 1) + 0.5, torch.randn(1, 2, 20, 3, requires_grad=True)
+    found, plain, exact = [], [], []
+    for into, which, dtype in (
+        (found, "triton", None),
+        (plain, "reference", None),
+        (exact, "reference", torch.double),
+    ):
+        cast = [x.to(dtype or torch.float32) for x in (q, k, scale)]
+        A = rg.attention(cast[0], cast[1], scale=cast[2], engine=which, mask=rg.causal).reversed()
+        into.append(A @ v.to(cast[0].dtype))
+    within_budget(found[0], plain[0], exact[0])
+
+
+def test_gradients_have_the_same_bits_every_time():
+    for name in ("clipped table", "grid", "axes"):
+        first, second = (results(CASES[name], torch.float32, "triton") for _ in range(2))
+        assert all(torch.equal(first[key], second[key]) for key in first), name
+
+
+def test_wide_heads_go_to_the_tiled_engine_and_the_log_says_so(caplog):
+    q = torch.randn(1, 1, 4, 300)
+    with caplog.at_level("INFO", logger="regard"):
+        found = rg.attention(q, q, engine="triton") @ q
+    assert "heads of 300 numbers" in caplog.text
+    torch.testing.assert_close(found, rg.attention(q, q, engine="tiled") @ q)
+
+
+def test_the_first_call_is_told(caplog):
+    q = torch.randn(1, 1, 4, 24)
+    with caplog.at_level("INFO", logger="regard"):
+        for _ in range(2):
+            rg.attention(q, q, engine="triton", softcap=7.0) @ q
+    assert caplog.text.count("compiled forward_kernel") == 1
+
+
+def test_inputs_of_any_strides():
+    q, k, v = (torch.randn(20, 8, 2, 1) for _ in range(3))
+    loose = [x.permute(3, 2, 0, 1)[..., ::2] for x in (q, k, v)]
+    dense = [x.contiguous() for x in loose]
+    found = [rg.attention(a, b, engine="triton", mask=rg.causal) @ c for a, b, c in (loose, dense)]
+    assert torch.equal(*found)
+    assert found[0].transpose(1, 2).is_contiguous()  # heads join for free
