@@ -164,8 +164,8 @@ def line_bins(spec: tuple, reach: int, device: str) -> Tensor:
 def lookup(bins: OneHot, d: Description, axes: tuple[int, ...] | None) -> Tensor:
     """The bin of every displacement, and on grids of the three unplaced cases: [batch or 1, n]."""
     base, (q_len, k_len) = d.q_start - d.k_start, (d.q.shape[-2], d.k.shape[-2])
-    known = type(bins) in (Clipped, Buckets, LogBuckets) and isinstance(base, int) and q_len and k_len
-    if known and not isinstance(d.q_geometry, (Grid, Points)) and not torch.compiler.is_compiling():
+    known = type(bins) in (Clipped, Buckets, LogBuckets) and q_len and k_len and not torch.compiler.is_compiling()
+    if known and not isinstance(d.q_geometry, (Grid, Points)) and isinstance(base, int):
         low, high = base - k_len + 1, base + q_len - 1
         reach = 1 << max(abs(low), abs(high), 1023).bit_length()
         if reach <= BINS:

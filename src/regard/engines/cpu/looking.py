@@ -37,12 +37,8 @@ def reduce(problem: Problem, summaries: Sequence[Summary], progress: Report = No
         some = [n for n, know in enumerate(known) if know is fused]
         if not some:
             continue
-        found = None
-        if fused:
-            found = _look(problem, [summaries[n] for n in some], progress)
-        if found is None:  # not compiled, or logits that are not finite
-            found = tiled.reduce(problem, [summaries[n] for n in some], progress)
-        for n, state in zip(some, found, strict=True):
+        look = _look if fused else tiled.reduce
+        for n, state in zip(some, look(problem, [summaries[n] for n in some], progress), strict=True):
             states[n] = state
     return states
 
@@ -54,12 +50,12 @@ def _fuses(summary: Summary, problem: Problem, cells: list[int]) -> bool:
     return type(summary) in FUSED and (type(summary) is not Profile or problem.form.q_geometry[0] == "line")
 
 
-def _look(problem: Problem, summaries: Sequence[Summary], progress: Report) -> list[Any] | None:
-    """States after every strip; None when a row has NaN or infinity, which the plain passes know how to treat."""
+def _look(problem: Problem, summaries: Sequence[Summary], progress: Report) -> list[Any]:
+    """States after every strip. Batch rows with NaN or infinity are left to the plain passes, which know what to do."""
     batch, heads, q_len, k_len = problem.sizes
     states = [summary.start(problem) for summary in summaries]
     fed, sources, rest = sources_of(problem, feed(problem))
-    done = 0
+    done, odd = 0, torch.zeros(batch, dtype=torch.bool)
     for block in blocks_of_heads(problem):
         layer, own = Layer(problem, fed, sources, rest, block), own_of(problem, block)
         q, k = own(problem.q).flatten(0, 1), own(problem.k).expand(*layer.planes, -1, -1).flatten(0, 1)
@@ -73,12 +69,18 @@ def _look(problem: Problem, summaries: Sequence[Summary], progress: Report) -> l
                 there = layer.bias(strip, rows, cols)
                 strip.flatten(0, 1).baddbmm_(q[:, rows], k[:, cols].mT, beta=int(there), alpha=problem.scale)
                 seen = _Seen(problem, layer, rows, cols)
-                if not _take_in(seen, strip, summaries, states, None if sink is None else sink.contiguous()):
-                    return None
+                lse = _take_in(seen, strip, summaries, states, None if sink is None else sink.contiguous())
+                if lse is not None:
+                    odd[block.batch] |= (lse.isnan() | (lse == torch.inf)).any(-1).any(-1)
             done += len(q) * (rows.stop - rows.start)
             if progress is not None:
                 progress(done, batch * heads * q_len)
     scratch.clear()
+    for row in odd.nonzero().flatten().tolist():
+        part = problem.select(slice(row, row + 1), slice(0, heads))
+        for state, right in zip(states, tiled.reduce(part, summaries), strict=True):
+            for total, x in zip(state, right, strict=True):
+                total[row : row + 1] = x
     return states
 
 
@@ -108,8 +110,10 @@ class _Seen:
         return (up_to[..., at[1:]] - up_to[..., at[:-1]]).double()
 
 
-def _take_in(seen: _Seen, strip: Tensor, summaries: Sequence[Summary], states: list[Any], sink: Tensor | None) -> bool:
-    """Show a strip of logits to the summaries; it is used up. False when it holds NaN or infinity."""
+def _take_in(
+    seen: _Seen, strip: Tensor, summaries: Sequence[Summary], states: list[Any], sink: Tensor | None
+) -> Tensor | None:
+    """Show a strip of logits to the summaries; it is used up. The log-sum-exp if some row is not finite, else None."""
     planes, rows, cols = strip.shape[:2], *strip.shape[2:]
     threads, kinds = torch.get_num_threads(), {type(summary) for summary in summaries}
     room: dict[str, Tensor] = {"lse": scratch.take("lse", (*planes, rows))}
@@ -136,11 +140,10 @@ def _take_in(seen: _Seen, strip: Tensor, summaries: Sequence[Summary], states: l
         room["top_index"] = scratch.take("top_index", (*planes, rows, told.top), torch.long)
     for name, x in room.items():
         setattr(told, name, native.pointer(x))
-    if native.call("regard_look", ctypes.byref(told), planes[0] * planes[1], rows, cols, native.pointer(strip)):
-        return False
+    odd = native.call("regard_look", ctypes.byref(told), planes[0] * planes[1], rows, cols, native.pointer(strip))
     for summary, state in zip(summaries, states, strict=True):
         _deposit(summary, state, seen, room, (high, wide))
-    return True
+    return room["lse"] if odd else None
 
 
 def _deposit(
