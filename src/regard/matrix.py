@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -386,8 +387,10 @@ class AttentionMatrix:
             problem = problem.transposed() if step == "reverse" else problem.select(*step)
         return problem
 
-    def _own_precision(self) -> torch.autocast:
+    def _own_precision(self) -> AbstractContextManager:
         """Autocast lowers q, k and v and nothing else: engines choose the precision of what they do."""
+        if not torch.compiler.is_compiling() and not torch.is_autocast_enabled(self.device.type):
+            return nullcontext()
         return torch.autocast(self.device.type, enabled=False)
 
     def _check_unchanged(self) -> None:

@@ -42,6 +42,8 @@ class Plan:
         form = self.form
         rows = [("engine", f"{self.engine} ({self.device}, {self.dtype})")]
         rows += [("not", f"{name}: {reason}") for name, reason in self.refused]
+        note = getattr(self.module, "note", lambda: None)()
+        rows += [] if note is None else [("note", note)]
         rows.append(("content", _content(form)))
         rows += [("", text) for text in form.rewrites]
         rows += [("+", f"{piece.label}  ->  {_piece(piece)}") for piece in form.pieces]

@@ -20,14 +20,29 @@ def attend(problem: Problem, v: Tensor, engine: str | None) -> tuple[Tensor, Ten
     """(A @ v, lse) by the planned engine, differentiable in q, k, v and every floating operand."""
     if by_definition(engine):
         return definition().forward(problem, v)
+    tensors = [problem.q, problem.k, v, *problem.operands]
     if not torch.compiler.is_compiling():
-        _refuse_tangents([problem.q, problem.k, v, *problem.operands])
+        _refuse_tangents(tensors)
     spec = spec_of(problem, engine)
+    if _nobody_watches(tensors):  # an operator costs as much as a short product
+        return engine_module(decode(spec)[0]).forward(problem, v)
     return forward(problem.q, problem.k, v, problem.operands, list(problem.starts), problem.scale, spec)
+
+
+def _nobody_watches(tensors: list[Tensor]) -> bool:
+    """No gradient, graph, transform or dispatch mode would see the operator."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    recorded = torch.is_grad_enabled()
+    return all(type(x) in (Tensor, torch.nn.Parameter) and not (recorded and x.requires_grad) for x in tensors)
 
 
 def _refuse_tangents(tensors: list[Tensor]) -> None:
     """Forward-mode derivatives would be lost in the operator: say so rather than give zeros."""
+    if torch.autograd.forward_ad._current_level < 0:
+        return
     if any(torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in tensors if x.is_floating_point()):
         raise RuntimeError("regard: forward-mode derivatives of A @ v are not available; use engine='reference'")
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...normal import Form, Problem, product_buffer
+from ...normal import Form, Problem, each_head, product_buffer
 from .. import tiled
 from ..tiled.strips import columns, each_block, values_of, wide_type
 from . import native
@@ -40,6 +40,12 @@ def refuse(form: Form, device: str, dtype: str) -> str | None:
     return None
 
 
+def note() -> str | None:
+    """What a plan should say of this engine on this machine."""
+    reason = native.missing()
+    return None if reason is None else f"no compiled passes ({reason}): PyTorch's fused kernel is fed instead, slower"
+
+
 def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
     """A @ v and the log-sum-exp."""
     batch, heads, q_len, k_len = problem.sizes
@@ -47,6 +53,10 @@ def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
     if not problem.q.numel() or not k_len or not (v.shape[-1] or compiled):
         return tiled.forward(problem, v)
     fed = feed(problem)
+    if q_len == 1 and fed.within is None and _whole(problem, fed, v) and problem.form.sink < 0:
+        out, lse = _forward_once(problem, v, fed)
+        if not _odd_batch_rows(problem, lse):
+            return out, lse
     out = product_buffer(problem, v)
     lse = problem.q.new_empty(batch, heads, q_len, dtype=wide_type(problem))
     laid, sources, rest = sources_of(problem, fed) if compiled else (fed, [], [])
@@ -94,18 +104,37 @@ def _odd_batch_rows(problem: Problem, lse: Tensor) -> list[int]:
     A mask is a bias of -inf here, and -inf + NaN is NaN: a masked key must not reach a row that cannot see it. And a
     short row of nothing but NaN comes back as zeros, with lse 0.
     """
-    odd = torch.zeros(len(lse), dtype=torch.bool)
+    odd: set[int] = set()
     if problem.form.mask is not None:
-        odd |= ~problem.k.sum((1, 2, 3)).isfinite()
+        odd.update((~problem.k.sum((1, 2, 3)).isfinite()).nonzero().flatten().tolist())
     if bool((lse == 0).any()):
-        odd |= ~problem.q.sum((1, 2, 3)).isfinite()
-    return odd.nonzero().flatten().tolist()
+        odd.update((~problem.q.sum((1, 2, 3)).isfinite()).nonzero().flatten().tolist())
+    return sorted(odd)
 
 
 def _whole(problem: Problem, fed: Feed, v: Tensor) -> bool:
     """Nothing but a table and a mask that it holds, in a dtype that the fused kernel is quick in."""
     dtype = problem.q.dtype
     return not fed.pieces and fed.mask is None and dtype == v.dtype and dtype != torch.float16
+
+
+def _forward_once(problem: Problem, v: Tensor, fed: Feed) -> tuple[Tensor, Tensor]:
+    """One query that sees every key, as in decoding: a group's heads are rows of one call, and nothing is copied."""
+    q, k = problem.q, problem.k
+    batch, heads, _, dim = q.shape
+    shared = min(k.shape[1], v.shape[1])
+    if k.shape[1] != v.shape[1]:  # values for every head, keys for groups, or the other way round
+        shared = heads
+        k, v = (each_head(x, heads).expand(-1, heads, -1, -1) for x in (k, v))
+    rows = q.reshape(batch, shared, heads // shared, dim)
+    bias = None
+    if fed.table is not None:  # entry j is key j's
+        bias = fed.table.expand(batch, heads, -1).unflatten(1, (shared, -1))
+    out, lse = fused(rows, k, v, bias, problem.scale)
+    made = product_buffer(problem, v)
+    if out.shape == made.shape and out.stride() == made.stride():
+        return out, lse
+    return made.copy_(out.reshape(made.shape)), lse.reshape(batch, heads, 1)
 
 
 def _forward_whole(problem: Problem, v: Tensor, fed: Feed, out: Tensor, lse: Tensor) -> None:

@@ -29,7 +29,6 @@ FAR = 1 << 60
 
 def packed(name: str, x: Tensor, across: bool = False) -> Tensor:
     """x [b, h, rows, dim] in panels, [b, h, panels * PANEL * (dim, or rows if across)], in the room of this name."""
-    x = x if x.stride(-1) == 1 else x.contiguous()
     b, h, rows, dim = x.shape
     inner, outer = (rows, dim) if across else (dim, rows)
     into = scratch.take(name, (b, h, -(-outer // PANEL) * PANEL * inner))
@@ -51,11 +50,11 @@ def attend(problem: Problem, v: Tensor, fed: Feed, sources: list[Source], out: T
         own = own_of(problem, block)
         layer = Layer(problem, fed, sources, [], block)
         # one term with an entry for every displacement can be multiplied in the kernel
-        long = next((s for s in layer.sources if _is_long(s, layer)), None)
+        long = next((s for s in layer.sources if _is_long(s)), None)
         layer.sources = [s for s in layer.sources if s is not long]
         q = own(problem.q)
-        q = q if q.stride(-1) == 1 else q.contiguous()
-        k, values = packed("keys", own(problem.k)), packed("values", own(v), across=True)
+        k = packed("keys", own(problem.k, shared=True))
+        values = packed("values", own(v, shared=True), across=True)
         at = made[block.batch, block.heads], lse[block.batch, block.heads]
         told = _told(problem, fed, q, k, values, v.shape[-1], at, room)
         if long is not None:
@@ -90,7 +89,7 @@ def _step(x: Tensor, axis: int) -> int:
     return 0 if x.shape[axis] == 1 else x.stride(axis)
 
 
-def _is_long(source: Source, layer: Layer) -> bool:
+def _is_long(source: Source) -> bool:
     straight = source.map is None and not source.places.sliding and len(source.places.runs) == 1
     return source.by == "query" and straight and source.parts[1].shape[2] > KEYS and bool(source.places.runs[0, 2] == 1)
 

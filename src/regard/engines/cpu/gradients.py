@@ -26,15 +26,17 @@ Gradient = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
 def fused_backward(problem: Problem, fed: Feed, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor) -> Gradient:
     """By the fused kernel, fed as in the forward pass: gradients of q, k and v."""
     q, k, heads = problem.q, problem.k, problem.q.shape[1]
-    v_dim, width = v.shape[-1], max(v.shape[-1], q.shape[-1])
-    d_q, d_k, d_v = (torch.zeros_like(x) for x in (q, k, v))
+    widths = q.shape[-1], k.shape[-1], v.shape[-1]
     shared = min(k.shape[1], v.shape[1])
     group = heads // shared
-    q, k, v, out, d_out = (pad_to(x, width) for x in (q, k, v, out, d_out))
+    inputs = q, k, v
+    q, k, v, out, d_out = (pad_to(x, max(widths)) for x in (q, k, v, out, d_out))
+    blocks = list(row_blocks(problem, fed))
+    found: list[Tensor] = []
     for member in range(group):
         each = slice(member, heads, group)
         k_at, v_at = (slice(None) if x.shape[1] == shared else each for x in (k, v))
-        for rows, cols, causal in row_blocks(problem, fed):
+        for rows, cols, causal in blocks:
             bias, turn = None, lambda x: x
             if fed.table is not None and not causal:
                 table = fed.table if fed.table.shape[1] == 1 else fed.table[:, each]
@@ -46,10 +48,15 @@ def fused_backward(problem: Problem, fed: Feed, v: Tensor, out: Tensor, lse: Ten
                 *(turn(x[:, each, rows]) for x in (out, lse)),
                 0.0, causal, attn_mask=bias, scale=problem.scale,
             )  # fmt: skip
-            d_q[:, each, rows] = turn(parts[0])[..., : d_q.shape[-1]]
-            d_k[:, k_at, cols] += parts[1][..., : d_k.shape[-1]]
-            d_v[:, v_at, cols] += parts[2][..., :v_dim]
-    return d_q, d_k, d_v, [None] * len(problem.operands)
+            parts = [part[..., :width] for part, width in zip((turn(parts[0]), *parts[1:]), widths, strict=True)]
+            if group == 1 and len(blocks) == 1:  # all there is: nothing to add up
+                found = parts
+                continue
+            found = found or [torch.zeros_like(x) for x in inputs]
+            found[0][:, each, rows] = parts[0]
+            found[1][:, k_at, cols] += parts[1]
+            found[2][:, v_at, cols] += parts[2]
+    return found[0], found[1], found[2], [None] * len(problem.operands)
 
 
 def learned_backward(

@@ -219,13 +219,18 @@ def rows_at_once(problem: Problem, planes: int) -> int:
     return min(most, max(ROWS, (1 << 22) // (planes * problem.k.shape[2])))
 
 
-def own_of(problem: Problem, block: Block) -> Callable[[Tensor], Tensor]:
-    """What takes a block's part of a tensor [batch or 1, heads or 1, ..], in the computing precision."""
+def own_of(problem: Problem, block: Block) -> Callable[..., Tensor]:
+    """What takes a block's part of a tensor [batch or 1, heads or 1, ..], in the computing precision.
+
+    What groups of heads share comes once for each head, unless it may stay shared.
+    """
     count, dtype = problem.q.shape[1], wide_type(problem)
 
-    def own(x: Tensor) -> Tensor:
+    def own(x: Tensor, *, shared: bool = False) -> Tensor:
         x = x[block.batch] if x.shape[0] > 1 else x
-        return each_head(pick_heads(x, block.heads, count), block.heads.stop - block.heads.start).to(dtype)
+        x = pick_heads(x, block.heads, count).to(dtype)
+        x = x if shared else each_head(x, block.heads.stop - block.heads.start)
+        return x if x.stride(-1) == 1 else x.contiguous()  # native.c reads along the last axis
 
     return own
 
@@ -234,7 +239,7 @@ class Scratch(threading.local):
     """Room for blocks, used again and again: fresh memory costs more than what is written to it. One a thread."""
 
     #: numbers of a room that is kept for the next call
-    most = 1 << 21
+    most = 1 << 20
 
     def __init__(self) -> None:
         self.rooms: dict[object, Tensor] = {}
@@ -430,6 +435,8 @@ def back_in_order(grad: Tensor, dim: int, order: Tensor, like: Tensor | None) ->
         return grad
     shape = list(grad.shape)
     shape[dim] = like.shape[dim]
+    if dim == -1:  # many times quicker along the last axis
+        return grad.new_zeros(shape).scatter_add_(-1, order.expand(grad.shape), grad)
     return grad.new_zeros(shape).index_add_(dim, order, grad)
 
 
