@@ -40,6 +40,8 @@ def rows_at(values: Tensor, index: Tensor, injective: bool) -> Tensor:
     """The same, without an operator where no gradient is asked for: an operator costs more than a short table."""
     if torch.compiler.is_compiling() or (values.requires_grad and torch.is_grad_enabled()):
         return take(values, index, injective)
+    if len(index) == 1:
+        return values.index_select(1, index[0])[None]
     return values[:, index].movedim(1, 0)
 
 

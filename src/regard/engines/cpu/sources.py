@@ -77,6 +77,7 @@ def grid_places(
             a = torch.where(q_placed[0], a, query_alone)
         zones = (most + 1, size + 1), (key_alone, size), (1, size + 2)
         order = torch.cat([order, *(torch.full((length,), entry) for length, entry in zones)])
+    order = torch.nn.functional.pad(order, (0, -len(order) % 16))  # never read; products are quicker with whole vectors
     step = int(axes[-1] == len(k_shape) - 1)  # within a line of the grid
     begin = torch.cat([torch.zeros(1, dtype=torch.long), (b.diff() != step).nonzero().flatten() + 1])
     return Places(a, torch.stack([begin, b[begin], torch.full_like(begin, step)], dim=1), order)
