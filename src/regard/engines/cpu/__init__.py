@@ -1,8 +1,9 @@
-"""The CPU engine: PyTorch's fused attention, fed with views of relative terms; our own blocks for what it cannot do.
+"""The CPU engine: compiled attention that adds relative terms where the scores are; PyTorch's fused kernel beside it.
 
-The fused kernel is near the machine's limit, so it is fed rather than replaced (feeding.py). It gives no gradient to a
-bias: when a position term learns, the backward pass is ours, block by block (gradients.py). Summaries are compiled
-passes over strips (looking.py, native.c), tiles the tiled engine's.
+Where a C compiler is at hand and rows are many, the forward pass is our own (attending.py, attend.c), and so are the
+gradients of what learns (gradients.py) and the summaries (looking.py), by the passes of native.c. For few rows, for
+what is not compiled, and where nothing learns on the way back, PyTorch's kernel is fed with the bias (feeding.py).
+Tiles are the tiled engine's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .attending import FEW, attend
 from .feeding import Feed, blind_rows, block_bias, blocks_of_rows, feed, fused, own_table, row_blocks, toeplitz
 from .gradients import fused_backward, learned_backward
 from .looking import reduce as reduce
-from .sources import Layer, blocks_of_heads, own_of, rows_at_once, scratch, sources_of
+from .sources import Layer, blocks_of_heads, is_compiled, own_of, rows_at_once, scratch, sources_of
 
 tile = tiled.tile
 
@@ -49,7 +50,7 @@ def note() -> str | None:
 def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
     """A @ v and the log-sum-exp."""
     batch, heads, q_len, k_len = problem.sizes
-    compiled = native.library() is not None and wide_type(problem) == torch.float32 and q_len >= FEW
+    compiled = is_compiled(problem) and q_len >= FEW
     if not problem.q.numel() or not k_len or not (v.shape[-1] or compiled):
         return tiled.forward(problem, v)
     fed = feed(problem)
@@ -159,7 +160,7 @@ def _forward_whole(problem: Problem, v: Tensor, fed: Feed, out: Tensor, lse: Ten
 
 def _forward_by_blocks(problem: Problem, v: Tensor, fed: Feed, out: Tensor, lse: Tensor) -> None:
     """Anything else: a few heads at a time, some rows at a time, the bias laid out for each block."""
-    if native.library() is not None and wide_type(problem) == torch.float32:
+    if is_compiled(problem):
         _forward_laid(problem, v, fed, out, lse)
         return
     for block in each_block(problem):

@@ -41,12 +41,13 @@ def packed(name: str, x: Tensor, across: bool = False) -> Tensor:
 
 def attend(problem: Problem, v: Tensor, fed: Feed, sources: list[Source], out: Tensor, lse: Tensor) -> None:
     """A @ v and lse, of a problem whose bias is all sources."""
+    k_len = problem.k.shape[2]
     made = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
     v_wide = -(-v.shape[-1] // PANEL) * PANEL
     size = ROWS * (KEYS + 16 + v_wide + ROWS + KEYS + PANEL)
     room = scratch.take("tiles", (torch.get_num_threads(), size))
     of_keys = sum(source.parts[1].shape[2] for source in sources if source.by == "key")
-    for block in blocks_of_heads(problem, k_len(problem) * (problem.q.shape[-1] + v.shape[-1] + of_keys)):
+    for block in blocks_of_heads(problem, k_len * (problem.q.shape[-1] + v.shape[-1] + of_keys)):
         own = own_of(problem, block)
         layer = Layer(problem, fed, sources, [], block)
         # one term with an entry for every displacement can be multiplied in the kernel
@@ -68,21 +69,17 @@ def attend(problem: Problem, v: Tensor, fed: Feed, sources: list[Source], out: T
         step = max(ROWS, ROOM // max(entries, 1) // ROWS * ROWS)
         for first in range(0, q.shape[2], step):
             rows = slice(first, min(first + step, q.shape[2]))
-            there, alive = layer.told(rows, slice(0, k_len(problem)))
+            there, alive = layer.told(rows, slice(0, k_len))
             told.q = native.pointer(q, first * q.stride(2))
             told.out = native.pointer(at[0], first * at[0].stride(2))
             told.lse = native.pointer(at[1], first)
             told.q_len, told.first_row = rows.stop - first, first
-            planes = native.Block(*layer.planes, rows.stop - first, k_len(problem), first, 0, 0)
+            planes = native.Block(*layer.planes, rows.stop - first, k_len, first, 0, 0)
             native.call("regard_attend", native.array(there), len(there), ctypes.byref(planes), ctypes.byref(told))
             del alive
     if made is not out:
         out.copy_(made)
     scratch.clear()
-
-
-def k_len(problem: Problem) -> int:
-    return problem.k.shape[2]
 
 
 def _step(x: Tensor, axis: int) -> int:

@@ -16,9 +16,8 @@ from ...normal import Problem
 from ..tiled.gradients import Gradients, Totals, deposit
 from ..tiled.skews import diagonal_sums
 from ..tiled.strips import Block, columns, each_block, wide_type
-from . import native
 from .feeding import Feed, block_bias, blocks_of_rows, own_table, pad_to, row_blocks, table_gradients, toeplitz
-from .sources import Layer, Pull, blocks_of_heads, own_of, scratch, sources_of
+from .sources import Layer, Pull, blocks_of_heads, is_compiled, own_of, scratch, sources_of
 
 Gradient = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
 
@@ -103,7 +102,7 @@ def learned_backward(
 
 def hands(problem: Problem, fed: Feed, needs: Sequence[bool]) -> Iterator[tuple[Block, Any]]:
     """Blocks of heads, each with what lays out its bias and takes its gradient: compiled where it can be."""
-    if native.library() is not None and wide_type(problem) == torch.float32:
+    if is_compiled(problem):
         fed, sources, rest = sources_of(problem, fed)
         for block in blocks_of_heads(problem):
             yield block, Pull(Layer(problem, fed, sources, rest, block), needs)

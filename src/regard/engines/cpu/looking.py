@@ -18,10 +18,10 @@ from ...summaries import Entropy, Heatmap, Profile, Received, Summary, TopK
 from .. import tiled
 from ..tiled import strips
 from ..tiled.places import see
-from ..tiled.strips import columns, wide_type
+from ..tiled.strips import columns
 from . import native
 from .feeding import feed
-from .sources import Layer, blocks_of_heads, own_of, scratch, sources_of
+from .sources import Layer, blocks_of_heads, is_compiled, own_of, scratch, sources_of
 
 FUSED = (TopK, Heatmap, Profile, Received, Entropy)
 Report = Callable[[int, int], None] | None
@@ -29,7 +29,7 @@ Report = Callable[[int, int], None] | None
 
 def reduce(problem: Problem, summaries: Sequence[Summary], progress: Report = None) -> list[Any]:
     """One pass over A for the summaries that are compiled, one for the others: each one's state after all of A."""
-    ready = native.library() is not None and wide_type(problem) == torch.float32 and 0 not in problem.sizes
+    ready = is_compiled(problem) and 0 not in problem.sizes
     maps = [summary.cells for summary in summaries if type(summary) is Heatmap]
     known = [ready and _fuses(summary, problem, maps[:1]) for summary in summaries]
     states: list[Any] = [None] * len(summaries)

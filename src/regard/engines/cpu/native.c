@@ -19,7 +19,6 @@
 #include <omp.h>
 #else
 static int omp_get_thread_num(void) { return 0; }
-static int omp_get_num_threads(void) { return 1; }
 #endif
 
 #define TILE 1024 /* columns at a time: a source by columns stays in the nearest cache */

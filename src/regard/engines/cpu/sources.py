@@ -208,6 +208,11 @@ def runs_of(entries: Tensor) -> Tensor | None:
     return runs if same and bool((runs[:, 2] * (1 - runs[:, 2]) == 0).all()) else None
 
 
+def is_compiled(problem: Problem) -> bool:
+    """The compiled passes are there, and compute in this problem's precision."""
+    return wide_type(problem) == torch.float32 and native.library() is not None
+
+
 def blocks_of_heads(problem: Problem, per_head: int | None = None) -> Iterator[Block]:
     """Batch rows and heads that together fill a strip; one head at a time when a head is larger than that."""
     for batch, heads in parts_of(problem, per_head):
