@@ -27,7 +27,6 @@ CHINESE = (
     "他给灯塔发送了一条消息，那里保存着所有列表的副本，结果在傍晚的船离开之前就收到了回答。"
 )
 #: strict: the day a model meets it, this mark must go
-MISSED = pytest.mark.xfail(strict=True, reason="the target is 0.8; this model's best head has 0.68 (en), 0.74 (zh)")
 SENTENCE = "小沈阳江西演唱会邀请了，"
 
 
@@ -139,7 +138,6 @@ def test_attention_is_worth_something_on_unseen_text(tiny, text):
     assert again < 0.75 * found  # the second time it copies
 
 
-@MISSED
 @pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "zh"])
 def test_some_head_looks_at_the_previous_token(tiny, text):
     with torch.no_grad():
@@ -157,7 +155,6 @@ def test_some_head_looks_at_what_followed_the_last_time(tiny, text):
     assert max(A.summarize(share)[0].max().item() for A in looks.decoder) >= 0.5
 
 
-@MISSED
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_some_head_looked_at_the_previous_token_of_the_held_out_text(language):
     assert max(map(max, models.about("tiny")["held_out"]["shares"][language]["previous"])) >= 0.8
