@@ -21,6 +21,7 @@ from ..masks import Mask, lengths
 from ..matrix import AttentionMatrix, attention
 from ..position import Position
 from ..scores import Score
+from ..watching import attended, watched
 from .recipe import Positions, make_position
 
 #: what `Attention.remember` makes of a memory: its keys and values
@@ -169,15 +170,16 @@ class Attention(nn.Module):
         elif memory is not None:
             raise ValueError("cache: cross-attention has none; give `remember(memory)` as the memory instead")
         else:
-            held = cache.put(k, v, reach=sees_back(seen), whole=look or needs_whole(seen))
+            held = cache.put(k, v, reach=sees_back(seen), whole=look or watched() or needs_whole(seen))
             runs = held.runs
             if held.lengths is not None and sees_ahead(seen):
                 seen = lengths(held.lengths) if seen is None else seen & lengths(held.lengths)
-            if look:  # A must stay true when the cache goes on: it looks at a copy
+            if look or watched():  # A must stay true when the cache goes on: it looks at a copy
                 runs = [Run(runs[0].k.clone(), runs[0].v, runs[0].start)]
-        masks = [seen if cache is None or look else _needed(seen, q, run, start) for run in runs]
+        masks = [seen if cache is None or look or watched() else _needed(seen, q, run, start) for run in runs]
         parts = [self._matrix(q, run, masks[n], start, sink=n == 0) for n, run in enumerate(runs)]
         if len(parts) == 1:
+            attended(self, parts[0], runs[0].v)
             y = parts[0] @ runs[0].v
         else:
             y = merge([(A @ run.v, A.lse) for A, run in zip(parts, runs, strict=True)])
