@@ -1,23 +1,32 @@
 """The command `regard`. Arguments are read before torch is imported, so that help and mistakes answer at once.
 
-    regard look [--language en|zh] [--only PART] [--no-color]
+    regard look [TEXT | FILE | -] [--model NAME_OR_PATH] [--layer L] [--head H] [--out FILE] [--save TRACE] [--json]
+    regard explore [TRACE] [--port P] [--no-browser]
+    regard lesson [NAME]
+    regard doctor [--json]
     regard --version
 
-What went wrong is one sentence on standard error, with exit code 2.
+All but explore take --language en|zh and --no-color. What went wrong is one sentence on standard error, with exit code 2.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import IO, NoReturn
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from . import __version__
 from .lessons import LANGUAGES, PARTS
 
-#: columns the lessons are laid out for: a wider terminal is not filled, a narrower one stacks the pictures
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: columns the pages are laid out for: a wider terminal is not filled, a narrower one stacks the pictures
 WIDTH = 100
+#: the lesson that is all of them
+ALL = "all"
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,11 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("regard: expected a command, such as: regard look", file=sys.stderr)
         return 2
     try:
-        return look(given)
+        {"look": look, "explore": explore, "lesson": lesson, "doctor": doctor}[given.command](given)
+        sys.stdout.flush()
+        return 0
     except KeyboardInterrupt:
         return 130
-    except ValueError as error:
-        print(f"regard: {error}", file=sys.stderr)
+    except (BrokenPipeError, SystemExit):  # the reader has seen enough, as `head` does; rich makes it the second
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, MemoryError, ImportError) as error:
+        print(f"regard: {' '.join(str(error).split()) or 'not enough memory'}", file=sys.stderr)
         return 2
 
 
@@ -46,14 +60,51 @@ def parser() -> Parser:
     result = Parser(prog="regard", description="Attention you can look into: a lazy attention matrix for PyTorch.")
     result.add_argument("--version", action="version", version=f"regard {__version__}")
     commands = result.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+
     look = commands.add_parser(
         "look",
-        help="a tour of the attention matrix, with every number computed",
-        description=f"A tour of the attention matrix in the terminal. Parts: {', '.join(PARTS)}.",
+        help="what a model's heads look at in a text",
+        description="What each head does, the strongest links in the text, the entropy of every layer, and a heat map.",
     )
-    look.add_argument("--language", type=_one_of(LANGUAGES), default="en", metavar="|".join(LANGUAGES))
-    look.add_argument("--only", type=_one_of(PARTS), metavar="PART", help="show one part")
-    look.add_argument("--no-color", action="store_true", help="shades instead of colours (as with NO_COLOR set)")
+    look.add_argument(
+        "text", nargs="?", metavar="TEXT|FILE|-", help="a text, a file with one, a saved trace, or - for standard input"
+    )
+    look.add_argument(
+        "--model", default="tiny", metavar="NAME|FOLDER",
+        help="tiny (comes with regard), minilm, or a folder in Hugging Face's format; nothing is downloaded",
+    )  # fmt: skip
+    look.add_argument("--layer", type=_number, metavar="L", help="show this layer, from 0")
+    look.add_argument("--head", type=_number, metavar="H", help="show this head, from 0")
+    look.add_argument("--out", metavar="FILE", help="also write a .png, .svg, .pdf, .html or .json")
+    look.add_argument("--save", metavar="TRACE", help="save what was recorded, to look at again")
+    look.add_argument("--json", action="store_true", help="print JSON for programs")
+
+    explore = commands.add_parser(
+        "explore",
+        help="look at any A in the browser, at any length",
+        description="A page on this machine: the map of every head, zoomed into like a map of the world.",
+    )
+    explore.add_argument("trace", nargs="?", metavar="TRACE", help="a saved trace, or a file with q and k (.npz, .safetensors)")
+    explore.add_argument("--port", type=_number, default=0, metavar="P", help="listen here (a free port unless given)")
+    explore.add_argument("--no-browser", action="store_true", help="only say the address")
+
+    lesson = commands.add_parser(
+        "lesson",
+        help="attention step by step, with every number computed",
+        description=f"A lesson in the terminal; without a name, a list of them. Lessons: {', '.join(PARTS)}, {ALL}.",
+    )
+    lesson.add_argument("name", nargs="?", type=_one_of((*PARTS, ALL)), metavar="NAME")
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is usable on this machine, and why not",
+        description="Tries every engine, the model that comes with regard, and what pictures need.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON for programs")
+
+    for command in (look, lesson, doctor):
+        command.add_argument("--language", type=_one_of(LANGUAGES), default="en", metavar="|".join(LANGUAGES))
+        command.add_argument("--no-color", action="store_true", help="shades instead of colours (as with NO_COLOR set)")
     return result
 
 
@@ -66,18 +117,58 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
     return check
 
 
-def look(given: argparse.Namespace) -> int:
-    """The tour, on standard output."""
-    from rich.console import Console
+def _number(value: str) -> int:
+    if not value.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, found {value!r}")
+    return int(value)
 
+
+def look(given: argparse.Namespace) -> None:
+    """What a model looks at in a text."""
+    from .look import Request
+    from .look import look as run
+
+    request = Request(
+        given.text, given.model, given.layer, given.head, given.out, given.save, given.json, given.language
+    )
+    run(request, _console(given))
+
+
+def explore(given: argparse.Namespace) -> None:
+    """The explorer, until it is interrupted."""
+    from .views.server import serve
+
+    serve(given.trace, port=given.port, open_browser=not given.no_browser)
+
+
+def lesson(given: argparse.Namespace) -> None:
+    """One lesson, all of them, or a list."""
     from .lessons import tour
+
+    if given.name is None:
+        tour.contents(_console(given), given.language)
+    else:
+        tour.show(_console(given), given.language, None if given.name == ALL else given.name)
+
+
+def doctor(given: argparse.Namespace) -> None:
+    """What is usable on this machine."""
+    from .look.doctor import doctor as run
+
+    run(_console(given), given.language, given.json)
+
+
+def _console(given: argparse.Namespace) -> Console:
+    from rich.console import Console
 
     _never_fail_to_encode(sys.stdout)
     console = Console(no_color=True if given.no_color else None, highlight=False)
-    # A pipe has no width of its own: it gets the width the pages are laid out for.
-    console.width = WIDTH if not console.is_terminal else min(console.width, WIDTH)
-    tour.show(console, given.language, given.only)
-    return 0
+    # A pipe has no width of its own: it gets the width the pages are laid out for, unless COLUMNS says otherwise.
+    if console.is_terminal or "COLUMNS" in os.environ:
+        console.width = min(console.width, WIDTH)
+    else:
+        console.width = WIDTH
+    return console
 
 
 def _never_fail_to_encode(stream: IO[str]) -> None:

@@ -67,6 +67,35 @@ def cut(label: str, width: int) -> str:
     return label + "…"
 
 
+def neighbours(labels: Sequence[str], at: int, width: int) -> tuple[str, str, str]:
+    """A token, and as many of those before and after it as fit the width: what it looks like in its text.
+
+    Tokens that are words stand apart; pieces of words (##ing), characters, and tokens that carry their blanks do not.
+    """
+    near = labels[max(0, at - 8) : at + 9]
+    words = max(map(len, near)) > 2 and not any("␣" in label for label in near)
+    label = cut(printable(labels[at]), width)
+    room, sides = width - cell_len(label), ["", ""]
+    places, open_ = [at - 1, at + 1], [True, True]
+    while any(open_):
+        for side in (0, 1):
+            if not open_[side]:
+                continue
+            if not 0 <= places[side] < len(labels):
+                open_[side] = False
+                continue
+            piece = printable(labels[places[side]])
+            later = piece if side else printable(labels[places[side] + 1])
+            gap = " " if words and not later.startswith("##") else ""
+            if cell_len(piece + gap) > room:
+                open_[side] = False
+                continue
+            room -= cell_len(piece + gap)
+            sides[side] = sides[side] + gap + piece if side else piece + gap + sides[side]
+            places[side] += 1 if side else -1
+    return sides[0], label, sides[1]
+
+
 def pad(text: str, width: int, right: bool = False) -> str:
     space = " " * max(0, width - cell_len(text))
     return space + text if right else text + space
