@@ -136,16 +136,25 @@ def main(words: list[str] | None = None) -> None:
 
 def _measure_all(cases: list[Case], results: dict[str, Any], store: Path, given: argparse.Namespace) -> None:
     columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console()
+    console, failed = Console(), []
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=len(cases))
         for case in cases:
             progress.update(task, description=case.key)
-            result = measured(case, results["cases"].get(case.key, {}), given)
+            try:
+                result = measured(case, results["cases"].get(case.key, {}), given)
+            except Exception as error:  # the other cases are still to be measured
+                failed.append(case.key)
+                progress.advance(task)
+                progress.print(f"{case.key:24} {measure.reason(error)}", highlight=False, soft_wrap=True)
+                continue
             results["cases"][case.key] = result
             _write(results, store)
             progress.advance(task)
             progress.print(_line(case, result), highlight=False, soft_wrap=True)
+    if failed:
+        _write(results, store)
+        raise SystemExit(f"not measured, their last figures are kept: {', '.join(failed)}")
 
 
 def _line(case: Case, result: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .public import *
+    from .trace import Trace, record
 
 __version__ = "0.1.0"
 
@@ -56,6 +57,7 @@ __all__ = [
     "Terms",
     "Toeplitz",
     "TopK",
+    "Trace",
     "attention",
     "causal",
     "dense",
@@ -66,22 +68,27 @@ __all__ = [
     "nearest",
     "offset",
     "recipes",
+    "record",
     "window",
 ]
 
 #: modules that are reached by name: what docstrings point to, and models made of A
-PARTS = ("features", "masks", "position", "summaries", "cache", "generate", "models", "nn")
+PARTS = ("features", "masks", "position", "summaries", "cache", "generate", "models", "nn", "huggingface", "trace")
+#: public names that stand above the models: not imported with the others
+ABOVE = {"Trace": "trace", "record": "trace"}
 
 
 def __getattr__(name: str) -> Any:
     """The public names, when the first is asked for: the command line answers `--help` before torch is imported."""
     if name in PARTS:
         return importlib.import_module(f".{name}", __package__)
+    if name in ABOVE:
+        return getattr(importlib.import_module(f".{ABOVE[name]}", __package__), name)
     if name not in __all__:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
     from . import public
 
-    globals().update((each, getattr(public, each)) for each in __all__)
+    globals().update((each, getattr(public, each)) for each in __all__ if each not in ABOVE)
     return globals()[name]
 
 

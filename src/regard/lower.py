@@ -22,7 +22,7 @@ from .masks import Mask, _And, _Causal, _Dense, _Keys, _Lengths, _Nearest, _Not,
 from .normal import Form, Piece, Problem, each_head, wide
 from .position import Bound, FromKey, FromQuery, Rotary, Static, Term, unbind
 from .scores import Cosine, Dot, Euclidean, InverseDistance
-from .tables import compact, lookup, rows_at, tabulate, with_zero_row
+from .tables import compact, kept, lookup, rows_at, tabulate, with_zero_row
 
 
 def lower(d: Description) -> Problem:
@@ -134,7 +134,7 @@ class _Lowering:
 
     def static(self, term: Static, label: str, gate: int) -> None:
         d, feature = self.d, term.features
-        readout = term.readout.to(self.wide) * term.scale  # [heads or 1, f]
+        readout = scaled_readout(term, self.wide)  # [heads or 1, f]
         if isinstance(feature, Constant):
             self.pieces.append(Piece("vector", label, slots=(self.add(readout[None, :, :, None]),), gate=gate))
         elif isinstance(d.q_geometry, Points):
@@ -287,10 +287,16 @@ def rotary(term: Rotary, d: Description) -> tuple[Tensor, Tensor]:
     return turned[0], turned[1]
 
 
+def scaled_readout(term: Static, wide: torch.dtype) -> Tensor:
+    """v of a static term, times its scale: [heads or 1, f]."""
+    readout = term.readout.to(wide)
+    return readout if term.scale == 1.0 else readout * term.scale
+
+
 def static_table(term: Static, d: Description, wide: torch.dtype) -> Tensor:
     """vᵀR for every displacement: [batch or 1, heads or 1, n]. One-hot features never make their one-hots."""
     feature = term.features
-    readout = term.readout.to(wide) * term.scale  # [heads or 1, f]
+    readout = scaled_readout(term, wide)
     if isinstance(feature, (OneHot, Table)):
         bins = feature.bins if isinstance(feature, Table) else feature
         if isinstance(feature, Table):
@@ -298,6 +304,9 @@ def static_table(term: Static, d: Description, wide: torch.dtype) -> Tensor:
             bias = (values.to(wide) * readout[:, None]).sum(-1)
         else:
             bias = readout
+            known = kept.find(bias, term.readout, bins, d)
+            if known is not None:
+                return known
         bias = with_zero_row(bias.unsqueeze(-1), bins, d)
         return rows_at(bias, lookup(bins, d, None), bins.injective).squeeze(-1)
     rows = tabulate(feature, d, None, wide)  # [b, heads or 1, n, f]

@@ -15,14 +15,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .above import view
 from .description import Description, check_values, describe
 from .engines import ops
+from .face import INSTEAD, TensorFace
 from .geometry import Geometry
 from .indexing import Index, check_size, human_size, kinds, numbers, plain, single, span, span_length
 from .lower import lower
 from .masks import Mask, induction
 from .normal import Problem
-from .plan import Plan, by_definition, check_engine, definition, plan, universal
+from .plan import Plan, by_definition, check_engine, definition, plan, remarked, universal
 from .position import Position, Rotary
 from .progress import Callback, reporting
 from .scores import Score
@@ -115,7 +117,7 @@ class Explanation(NamedTuple):
         return "\n".join(lines if self.visible else [*lines, "(masked)"])
 
 
-class AttentionMatrix:
+class AttentionMatrix(TensorFace):
     """A, lazily. Made by `attention`; batch and head indices give another one."""
 
     def __init__(
@@ -140,18 +142,11 @@ class AttentionMatrix:
         return torch.Size([n for n, gone in zip(sizes, (*self._dropped, False, False), strict=True) if not gone])
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self._description.q.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._description.q.device
-
-    @property
     def plan(self) -> Plan:
         """Which engine runs, what was rewritten, and why not a faster engine."""
         if self._plan is None:
-            self._plan = plan(self._still.form, self.device, self.dtype, self._description.engine)
+            made = plan(self._still.form, self.device, self.dtype, self._description.engine)
+            self._plan = remarked(made, self._still)
         return self._plan
 
     def __repr__(self) -> str:
@@ -195,13 +190,12 @@ class AttentionMatrix:
             if isinstance(left, AttentionMatrix):
                 return left.__matmul__(right)
             return right.__matmul__(left) if swapped else right.__rmatmul__(left)
-        raise TypeError(
-            f"{getattr(func, '__name__', func)} does not take a lazy A: multiply it (A @ v), index it (A[b, h, i, j]), "
-            "summarise it (A.topk, A.heatmap, ...), or make it dense on purpose (A.dense())"
-        )
+        raise TypeError(f"{getattr(func, '__name__', func)} does not take a lazy A: {INSTEAD}")
 
-    def __getitem__(self, index: Index | tuple[Index, ...]) -> Any:
+    def __getitem__(self, index: Index | tuple[Index, ...] | None) -> Any:
         """Batch and head indices give a lazy A; an index into queries or keys gives exact weights as a tensor."""
+        if index is None:
+            return self._with_batch_axis()
         chosen, rows, cols = self._split(index)
         if rows is None and cols is None:
             return chosen
@@ -286,6 +280,10 @@ class AttentionMatrix:
             weight = float(self.block(i, j))
         return Explanation(parts, logit, logit > float("-inf"), lse, weight)
 
+    def show(self, *, labels: Sequence | tuple | None = None, language: str = "en") -> Any:
+        """A map of A in a notebook, to zoom into. `labels`: of the tokens, a list, or (queries', keys')."""
+        return view("widget").widget(self, labels=labels, language=language)
+
     # Summaries
 
     def summarize(self, *summaries: Summary, progress: Callback | bool | None = None) -> tuple[Any, ...]:
@@ -296,9 +294,28 @@ class AttentionMatrix:
         self._check_unchanged()
         problem = self._still
         with torch.no_grad(), self._own_precision(), reporting(progress, "looking at A") as report:
-            states = self.plan.module.reduce(problem, summaries, report)
+            states = self.plan.module.reduce(problem, summaries, report, self._lse)  # a product has left it here
             results = [s.finish(state, problem) for s, state in zip(summaries, states, strict=True)]
         return tuple(self._drop(result) for result in results)
+
+    def window(self, rows: slice, cols: slice, *summaries: Summary, lse: Tensor | None = None) -> tuple[Any, ...]:
+        """Summaries of some queries and keys, as if there were no others: cells and places count from the first ones.
+
+        lse    of these queries, [.., rows]: what softmax saw of the keys that are left out; needed unless all are in
+        """
+        self._check_unchanged()
+        problem = self._still
+        q_len, k_len = problem.sizes[2:]
+        r, c = span(rows, q_len, "query", self.device)[0], span(cols, k_len, "key", self.device)[0]
+        if not isinstance(r, slice) or not isinstance(c, slice) or not span_length(r) or not span_length(c):
+            raise ValueError(f"window: expected spans of queries and keys, found {rows} and {cols}")
+        if lse is None and span_length(c) < k_len:
+            raise ValueError(f"lse: expected that of the queries, for keys {cols} of {k_len}, found None")
+        ends = None if lse is None else lse.reshape(*problem.sizes[:2], -1)
+        part = problem.part(r, c)
+        with torch.no_grad(), self._own_precision():
+            states = self.plan.module.reduce(part, summaries, None, ends)
+            return tuple(self._drop(s.finish(state, part)) for s, state in zip(summaries, states, strict=True))
 
     def _one(self, summary: Summary, progress: Callback | bool | None) -> Any:
         return self.summarize(summary, progress=progress)[0]

@@ -99,6 +99,36 @@ class Problem(NamedTuple):
             selection=(*self.selection, (batch, heads)),
         )  # fmt: skip
 
+    @property
+    def is_part(self) -> bool:
+        """It holds some of the queries and keys of an A."""
+        return any(step[0] == "part" for step in self.selection)
+
+    def part(self, rows: slice, cols: slice) -> Problem:
+        """Some queries and keys as a problem of their own, for looking: the same logits, in their places.
+
+        Softmax of some of the keys is not A's: give an engine's `reduce` the log-sum-exp of the whole rows with it.
+        """
+        form, operands, k_len = self.form, list(self.operands), self.k.shape[2]
+        for slot, axis, side in _along(form):
+            span = (rows, cols)[side]
+            if operands[slot].shape[axis] > 1:  # else one for all
+                operands[slot] = operands[slot].narrow(axis, span.start, span.stop - span.start)
+        low, high = rows.start - cols.stop + k_len, rows.stop - cols.start + k_len - 1  # displacements met, as entries
+        for slot, axis in _by_displacement(form):
+            operands[slot] = operands[slot].narrow(axis, low, high - low)
+        for slot, over in _chosen(form.mask):
+            mine, other = (cols, rows) if over else (rows, cols)
+            picked = operands[slot][:, :, mine]
+            gone = (picked < other.start) | (picked >= other.stop)
+            operands[slot] = (picked - other.start).masked_fill(gone, -1)
+        plain = None if self.plain is None else (self.plain[0][:, :, rows], self.plain[1][:, :, cols])
+        return self._replace(
+            form=form._replace(dropout=0.0, seeds=-1), q=self.q[:, :, rows], k=self.k[:, :, cols], operands=operands,
+            starts=(self.starts[0] + rows.start, self.starts[1] + cols.start), plain=plain,
+            selection=(*self.selection, ("part", rows, cols)),
+        )  # fmt: skip
+
     def transposed(self) -> Problem:
         """Rows become columns: keys ask and queries answer. No sink and no dropout: they belonged to the rows."""
         form, operands = self.form, list(self.operands)
@@ -178,6 +208,56 @@ def plain_tuple(form: Form) -> tuple:
     """A form as nested plain tuples."""
     pieces: Any = tuple(tuple(piece) for piece in form.pieces)
     return tuple(form._replace(pieces=pieces))
+
+
+def _along(form: Form) -> set[tuple[int, int, int]]:
+    """Slots of operands with an axis of queries (0) or keys (1), that axis, and which of the two it is."""
+    masks = [form.mask] if form.mask is not None else []
+    pairs = [form.scale, *(piece.gate for piece in form.pieces)]
+    pairs += [piece.slots[0] for piece in form.pieces if piece.kind == "vector"]
+    found: set[tuple[int, int, int]] = set()
+    while masks:
+        kind, *rest = masks.pop()
+        if kind in ("and", "or", "not"):
+            masks += rest
+        elif kind == "same":
+            found |= {(rest[0], -1, 0), (rest[1], -1, 1)}
+        elif kind == "dense":
+            pairs.append(rest[0])
+    for slot in pairs:
+        found |= {(slot, -2, 0), (slot, -1, 1)} if slot >= 0 else set()
+    for piece in form.pieces:
+        if piece.kind in ("query", "dot"):
+            found.add((piece.slots[0], -2, 0))
+        if piece.kind in ("key", "dot"):
+            found.add((piece.slots[piece.kind == "dot"], -2, 1))
+    for side, geometry in enumerate((form.q_geometry, form.k_geometry)):
+        if geometry[0] == "points":
+            found |= {(geometry[2], -2, side)} | ({(geometry[3], -1, side)} if geometry[3] >= 0 else set())
+    return found
+
+
+def _by_displacement(form: Form) -> set[tuple[int, int]]:
+    """Slots of operands with an axis of all displacements on a line, and that axis."""
+    found = set()
+    for piece in form.pieces:
+        if piece.space == ("line",):
+            if piece.lookup >= 0:
+                found.add((piece.lookup, -1))
+            elif piece.kind == "table":
+                found.add((piece.slots[0], -1))
+            elif piece.kind in ("query", "key"):
+                found.add((piece.slots[1], -2))
+    return found
+
+
+def _chosen(mask: tuple | None) -> set[tuple[int, bool]]:
+    """Slots of the keys that were chosen for each query, and whether queries have become keys since."""
+    if mask is None:
+        return set()
+    if mask[0] in ("and", "or", "not"):
+        return set().union(*(_chosen(part) for part in mask[1:]))
+    return {(mask[1], mask[2])} if mask[0] == "chosen" else set()
 
 
 def _add(operands: list[Tensor], x: Tensor) -> int:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import torch
 
-from .normal import Form, Piece, decode, plain_tuple
+from .normal import Form, Piece, Problem, decode, plain_tuple
 
 log = logging.getLogger("regard")
 
@@ -32,6 +32,7 @@ class Plan:
     dtype: str
     refused: tuple[tuple[str, str], ...]  # faster engines, and why each was not taken
     spec: str  # the same as text, for the operators
+    remark: str | None = None  # what these tensors, besides their form, mean for it
 
     @property
     def module(self) -> ModuleType:
@@ -43,7 +44,7 @@ class Plan:
         rows = [("engine", f"{self.engine} ({self.device}, {self.dtype})")]
         rows += [("not", f"{name}: {reason}") for name, reason in self.refused]
         note = getattr(self.module, "note", lambda: None)()
-        rows += [] if note is None else [("note", note)]
+        rows += [("note", words) for words in (note, self.remark) if words is not None]
         rows.append(("content", _content(form)))
         rows += [("", text) for text in form.rewrites]
         rows += [("+", f"{piece.label}  ->  {_piece(piece)}") for piece in form.pieces]
@@ -61,6 +62,12 @@ class Plan:
 def plan(form: Form, device: torch.device, dtype: torch.dtype, engine: str | None) -> Plan:
     """The plan for a form; the same object for the same structure."""
     return _plan(plain_tuple(form), device.type, str(dtype).removeprefix("torch."), engine)
+
+
+def remarked(made: Plan, problem: Problem) -> Plan:
+    """The same plan, with what its engine has to say of these tensors."""
+    words = getattr(made.module, "remark", lambda problem: None)(problem)
+    return made if words is None else replace(made, remark=words)
 
 
 def plan_spec(form: tuple, device: str, dtype: str, engine: str | None) -> str:

@@ -119,24 +119,42 @@ def _top(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 class Heatmap(Summary):
-    """A pooled into at most `cells` x `cells` cells of equal size."""
+    """A pooled into at most `cells` x `cells` cells of equal size, or into cells of `cell` x `cell`.
+
+    of    "weights", or "logits" for what softmax sees: sums and maxima of the pairs that may meet
+    """
 
     joins = ("sum", "sum", "max")
 
-    def __init__(self, cells: int):
-        if not isinstance(cells, int) or cells < 1:
-            raise ValueError(f"cells: expected a positive integer, found {cells!r}")
-        self.cells = cells
+    def __init__(self, cells: int | None = None, *, cell: int | None = None, of: str = "weights"):
+        if (cells is None) == (cell is None):
+            raise ValueError(f"Heatmap: expected either cells or cell, found cells={cells!r} and cell={cell!r}")
+        for name, x in (("cells", cells), ("cell", cell)):
+            if x is not None and (not isinstance(x, int) or x < 1):
+                raise ValueError(f"{name}: expected a positive integer, found {x!r}")
+        if of not in ("weights", "logits"):
+            raise ValueError(f"of: expected 'weights' or 'logits', found {of!r}")
+        self.cells, self.size, self.of = cells, cell, of
 
     def cell(self, problem: Problem) -> tuple[int, int]:
+        """Queries and keys in a cell."""
+        if self.cells is None:
+            assert self.size is not None
+            return self.size, self.size
         q_len, k_len = problem.q.shape[2], problem.k.shape[2]
         return max(1, -(-q_len // self.cells)), max(1, -(-k_len // self.cells))
 
     def start(self, problem: Problem) -> list[Tensor]:
         high, wide = self.cell(problem)
         shape = -(-problem.q.shape[2] // high), -(-problem.k.shape[2] // wide)
-        total, count, peak = (_zeros(problem, *shape) for _ in range(3))
+        total, count = (_zeros(problem, *shape) for _ in range(2))
+        peak = _zeros(problem, *shape, fill=self.least)
         return [total, count.double(), peak]  # counts pass what a float32 can count
+
+    @property
+    def least(self) -> float:
+        """The maximum of nothing."""
+        return 0.0 if self.of == "weights" else -torch.inf
 
     def update(self, state: list[Tensor], strip: Any) -> None:
         high, wide = self.cell(strip.problem)
@@ -145,14 +163,17 @@ class Heatmap(Summary):
         (top, above, below), (left, before, after) = (
             _cells(span, size) for span, size in ((strip.rows, high), (strip.cols, wide))
         )
+        peaks = sums = strip.weights
+        if self.of == "logits":
+            peaks, sums = strip.logits, strip.logits.masked_fill(strip.visible == 0, 0.0)
         cells = []
-        for x in (strip.weights, strip.visible):
-            x = torch.nn.functional.pad(x, (before, after, above, below))
+        for x, outside in ((sums, 0.0), (strip.visible, 0.0), (peaks, self.least)):
+            x = torch.nn.functional.pad(x, (before, after, above, below), value=outside)
             cells.append(x.unflatten(-1, (-1, wide)).unflatten(-3, (-1, high)))
         at = strip.batch, strip.heads, slice(top, top + cells[0].shape[-4]), slice(left, left + cells[0].shape[-2])
         state[0][at] += cells[0].sum((-3, -1))
         state[1][at] += cells[1].sum((-3, -1), dtype=torch.float64)
-        state[2][at] = torch.maximum(state[2][at], cells[0].amax((-3, -1)))
+        state[2][at] = torch.maximum(state[2][at], cells[2].amax((-3, -1)))
 
     def finish(self, state: list[Tensor], problem: Problem) -> Pooled:
         total, count, peak = state
@@ -213,6 +234,18 @@ class Entropy(Summary):
 
     def update(self, state: list[Tensor], strip: Any) -> None:
         state[0][strip.batch, strip.heads, strip.rows] += torch.special.entr(strip.weights).sum(-1)
+
+
+class LogSumExp(Summary):
+    """Log-sum-exp of each query's logits, the sink included: [.., q_len]."""
+
+    joins = ("max",)
+
+    def start(self, problem: Problem) -> list[Tensor]:
+        return [_zeros(problem, problem.q.shape[2], fill=-torch.inf)]
+
+    def update(self, state: list[Tensor], strip: Any) -> None:
+        state[0][strip.batch, strip.heads, strip.rows] = strip.lse
 
 
 class Mass(Summary):

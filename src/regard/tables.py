@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import threading
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from .description import Description
 from .features import (
     Buckets,
+    Cells,
     Clipped,
     Feature,
     LogBuckets,
@@ -26,8 +29,10 @@ from .position import Bound, Rotary
 
 #: rows of one-hot products at a time
 CHUNK = 8192
-#: numbers of a table of sinusoids that is kept, and of a table of bins
-WAVES, BINS = 1 << 23, 1 << 20
+#: tensors that are no more than that
+PLAIN = (Tensor, torch.nn.Parameter)
+#: numbers of a table of sinusoids that is kept, and of a table of bins, on a line and on a grid
+WAVES, BINS, CELLS = 1 << 23, 1 << 20, 1 << 18
 
 
 @torch.library.custom_op("regard::take", mutates_args=())
@@ -37,9 +42,14 @@ def take(values: Tensor, index: Tensor, injective: bool) -> Tensor:
 
 
 def rows_at(values: Tensor, index: Tensor, injective: bool) -> Tensor:
-    """The same, without an operator where no gradient is asked for: an operator costs more than a short table."""
-    if torch.compiler.is_compiling() or (values.requires_grad and torch.is_grad_enabled()):
+    """The same, without an operator where nobody would see it: an operator costs more than a short table."""
+    if torch.compiler.is_compiling():
         return take(values, index, injective)
+    if values.requires_grad and torch.is_grad_enabled():
+        watched = torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
+        if watched or torch._C._functorch.peek_interpreter_stack() is not None or type(values) not in PLAIN:
+            return take(values, index, injective)
+        return _Take.apply(values, index, injective)
     if len(index) == 1:
         return values.index_select(1, index[0])[None]
     return values[:, index].movedim(1, 0)
@@ -50,8 +60,29 @@ def _(values: Tensor, index: Tensor, injective: bool) -> Tensor:
     return values.new_empty(index.shape[0], values.shape[0], index.shape[1], values.shape[2])
 
 
+class _Take(torch.autograd.Function):
+    """`take` for eager training, which takes a third of an operator's time in Python."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, index: Tensor, injective: bool) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.rows, ctx.injective = values.shape[1], injective
+        return values[:, index].movedim(1, 0).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (index,) = ctx.saved_tensors
+        summed = take_backward if torch.is_grad_enabled() else sums_at  # the operator refuses a gradient of its own
+        return summed(grad, index, ctx.rows, ctx.injective), None, None
+
+
 @torch.library.custom_op("regard::take_backward", mutates_args=())
 def take_backward(grad: Tensor, index: Tensor, rows: int, injective: bool) -> Tensor:
+    """`sums_at` as an operator."""
+    return sums_at(grad, index, rows, injective)
+
+
+def sums_at(grad: Tensor, index: Tensor, rows: int, injective: bool) -> Tensor:
     """Sums of grad [b, h, m, f] by index: scattered where no two entries of a row meet, else by one-hot products."""
     b, h, m, f = grad.shape
     total = grad.new_zeros(h, rows, f)
@@ -104,8 +135,14 @@ def displacements(d: Description, axes: tuple[int, ...] | None) -> Tensor:
         return rows.unsqueeze(-1)
     assert isinstance(d.k_geometry, Grid)
     q_shape, k_shape = d.q_geometry.shape, d.k_geometry.shape
-    chosen = range(len(q_shape)) if axes is None else axes
-    ranges = [torch.arange(1 - k_shape[a], q_shape[a], device=d.q.device) for a in chosen]
+    return grid_displacements(q_shape, k_shape, tuple(range(len(q_shape))) if axes is None else axes, d.q.device)
+
+
+def grid_displacements(
+    q_shape: tuple[int, ...], k_shape: tuple[int, ...], axes: tuple[int, ...], device: torch.device | str
+) -> Tensor:
+    """All displacements on these axes of two grids, row-major: [1, n, axes]."""
+    ranges = [torch.arange(1 - k_shape[a], q_shape[a], device=device) for a in axes]
     return torch.cartesian_prod(*ranges).reshape(1, -1, len(ranges))
 
 
@@ -163,22 +200,105 @@ def line_bins(spec: tuple, reach: int, device: str) -> Tensor:
         return one_hot_from(spec).index(torch.arange(-reach, reach + 1, device=device)[None, :, None])
 
 
-def lookup(bins: OneHot, d: Description, axes: tuple[int, ...] | None) -> Tensor:
-    """The bin of every displacement, and on grids of the three unplaced cases: [batch or 1, n]."""
+@functools.lru_cache(maxsize=32)
+def grid_bins(
+    spec: tuple,
+    alone: tuple[int, ...],
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    axes: tuple[int, ...],
+    device: str,
+) -> Tensor:
+    """The bins of all displacements on some axes of two grids, and of the unplaced cases: the same for every call."""
+    with torch.inference_mode(False):
+        index = one_hot_from(spec).index(grid_displacements(*shapes, axes, device))
+        return torch.cat([index, torch.tensor(alone, device=device)[None]], dim=-1)
+
+
+def line_span(bins: OneHot, d: Description) -> tuple[int, int] | None:
+    """The smallest and the largest displacement of d, where its bins may be kept for the next call; else None."""
     base, (q_len, k_len) = d.q_start - d.k_start, (d.q.shape[-2], d.k.shape[-2])
     known = type(bins) in (Clipped, Buckets, LogBuckets) and q_len and k_len and not torch.compiler.is_compiling()
-    if known and not isinstance(d.q_geometry, (Grid, Points)) and isinstance(base, int):
-        low, high = base - k_len + 1, base + q_len - 1
-        reach = 1 << max(abs(low), abs(high), 1023).bit_length()
+    if not known or isinstance(d.q_geometry, (Grid, Points)) or not isinstance(base, int):
+        return None
+    return base - k_len + 1, base + q_len - 1
+
+
+class Kept:
+    """Static tables over displacements on a line, kept for the next call: a step of a decoder then makes none.
+
+    What is kept is a copy of the values by bin, and the table made of them for displacements from one power of two to
+    another, of which a call takes a slice. A table serves again only if the values are still the same numbers, compared
+    one by one: so it is never stale, however and by whom they were changed. Where that costs more than it saves (many
+    bins, or a GPU that would have to be waited for), where gradients flow to the values, and in a compiled graph,
+    nothing is kept. The least recently used go first.
+    """
+
+    #: values that are compared, numbers of one table, numbers of all tables
+    values, table, most = 1 << 13, 1 << 20, 1 << 23
+
+    def __init__(self) -> None:
+        self.tables: dict[tuple, tuple[Tensor, Tensor]] = {}
+        self.numbers = 0
+        self.lock = threading.Lock()
+
+    def find(self, values: Tensor, given: Tensor, bins: OneHot, d: Description) -> Tensor | None:
+        """The table [1, heads or 1, n] of values [heads or 1, bins]; None where it is not to be kept.
+
+        Where they came from (`given`) only tells tables apart that are used in turn, as those of layers are.
+        """
+        span = line_span(bins, d)
+        if span is None or values.device.type != "cpu" or values.numel() > self.values:
+            return None
+        if (values.requires_grad and torch.is_grad_enabled()) or type(values) not in (Tensor, torch.nn.Parameter):
+            return None
+        first, last = -_power(-span[0]), _power(span[1])
+        if len(values) * (last - first + 1) > self.table:
+            return None
+        key = given.data_ptr(), bins.spec(), values.shape, values.dtype, first, last
+        with self.lock:
+            known = self.tables.pop(key, None)
+            if known is None or not torch.equal(known[0], values):
+                self.numbers -= 0 if known is None else known[1].numel()
+                known = self._make(values, bins, first, last)
+                self.numbers += known[1].numel()
+            self.tables[key] = known
+            while self.numbers > self.most:
+                self.numbers -= self.tables.pop(next(iter(self.tables)))[1].numel()
+        return known[1][:, :, span[0] - first : span[1] - first + 1]
+
+    def _make(self, values: Tensor, bins: OneHot, first: int, last: int) -> tuple[Tensor, Tensor]:
+        reach = max(-first, last)
+        with torch.inference_mode(False), torch.no_grad():
+            index = line_bins(bins.spec(), reach, "cpu")[0, first + reach : last + reach + 1]
+            return values.detach().clone(), values.detach().index_select(1, index)[None]
+
+
+kept = Kept()
+
+
+def _power(x: int) -> int:
+    """The power of two above x, at least 1024; 0 for what is below 0."""
+    return 0 if x <= 0 else 1 << max(x, 1023).bit_length()
+
+
+def lookup(bins: OneHot, d: Description, axes: tuple[int, ...] | None) -> Tensor:
+    """The bin of every displacement, and on grids of the three unplaced cases: [batch or 1, n]."""
+    span = line_span(bins, d)
+    if span is not None:
+        reach = 1 << max(abs(span[0]), abs(span[1]), 1023).bit_length()
         if reach <= BINS:
-            return line_bins(bins.spec(), reach, str(d.q.device))[:, low + reach : high + reach + 1]
+            return line_bins(bins.spec(), reach, str(d.q.device))[:, span[0] + reach : span[1] + reach + 1]
+    if not isinstance(d.q_geometry, Grid):
+        return bins.index(displacements(d, axes))
+    # without bins of their own, unplaced pairs read row bins.dim, which the caller appends as zeros
+    alone = bins.unplaced_index() or (bins.dim,) * 3
+    if type(bins) in (Clipped, Buckets, LogBuckets, Cells) and not torch.compiler.is_compiling():
+        shapes = d.q_geometry.shape, d.k_geometry.shape  # type: ignore[attr-defined]
+        chosen = tuple(range(len(shapes[0]))) if axes is None else axes
+        if math.prod(shapes[0][a] + shapes[1][a] - 1 for a in chosen) <= CELLS:
+            return grid_bins(bins.spec(), alone, shapes, chosen, str(d.q.device))
     index = bins.index(displacements(d, axes))
-    if isinstance(d.q_geometry, Grid):
-        own = bins.unplaced_index()
-        # without bins of their own, unplaced pairs read row bins.dim, which the caller appends as zeros
-        cases = own if own is not None else (bins.dim,) * 3
-        index = torch.cat([index, torch.tensor(cases, device=index.device)[None]], dim=-1)
-    return index
+    return torch.cat([index, torch.tensor(alone, device=index.device)[None]], dim=-1)
 
 
 def compact(feature: OneHot | Table, d: Description) -> tuple[Tensor, OneHot]:

@@ -12,7 +12,10 @@ import pytest
 import torch
 
 import regard as rg
+from regard.engines import tiled
 from regard.engines import triton as engine
+from regard.engines.triton import tune
+from regard.engines.triton.choice import Tiling
 from regard.normal import Form
 
 HERE = Path(__file__).parent
@@ -78,3 +81,74 @@ def test_importing_the_engine_does_not_import_triton():
         ).returncode
         == 0
     )
+
+
+USUAL = Tiling(128, 64, 8, 3, 128)
+
+
+@pytest.fixture
+def tuning(monkeypatch, tmp_path):
+    """Tuning as on a GPU, with a clock of our own: narrow tiles are fast, and half as high ones have no room."""
+    tried = []
+
+    def time(call):
+        call()
+        if tried[-1].block_q < USUAL.block_q:
+            raise RuntimeError("out of resource")
+        return float(tried[-1].block_k)
+
+    monkeypatch.setenv("REGARD_TUNE", "1")
+    monkeypatch.setattr(tune, "_milliseconds", time)
+    monkeypatch.setattr(tune, "_file", lambda: tmp_path / "regard" / "tiles.json")
+    monkeypatch.setattr(tune, "interpreted", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(tune, "_found", {})
+    return tried
+
+
+def ask(tried):
+    return tune.tuned("forward", (64, 64, torch.bfloat16, "table"), USUAL, tried.append)
+
+
+def test_nothing_is_tried_unless_asked_for(tuning, monkeypatch):
+    monkeypatch.setenv("REGARD_TUNE", "0")
+    assert ask(tuning) == USUAL and not tuning
+
+
+def test_a_few_tiles_are_tried_once_and_the_fastest_is_kept(tuning, monkeypatch, caplog):
+    with caplog.at_level("INFO", logger="regard"):
+        best = ask(tuning)
+    assert best.block_k == 32 and tuning[0] == USUAL and len(tuning) == len(set(tuning)) <= 4
+    assert "tuned forward 64 64 bfloat16 table to tiles of 128 x 32" in caplog.text
+    assert "does not take tiles (64, 64, 4, 3, None): RuntimeError" in caplog.text
+    count = len(tuning)
+    assert ask(tuning) == best and len(tuning) == count
+    monkeypatch.setattr(tune, "_found", {})  # another process
+    assert ask(tuning) == best and len(tuning) == count
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"forward": [128, 64]}', '{"forward": [128, 63, 8, 3, null]}'])
+def test_a_broken_file_is_as_good_as_none(tuning, text):
+    tune._file().parent.mkdir()
+    tune._file().write_text(text)
+    assert ask(tuning).block_k == 32 and tuning
+
+
+def test_when_the_usual_tile_fails_the_error_is_raised(tuning, monkeypatch):
+    def time(call):
+        raise RuntimeError("out of resource")
+
+    monkeypatch.setattr(tune, "_milliseconds", time)
+    with pytest.raises(RuntimeError, match="out of resource"):
+        ask(tuning)
+
+
+def test_a_product_leaves_its_log_sum_exp_to_summaries(monkeypatch):
+    seen, reduce = [], tiled.reduce
+    monkeypatch.setattr(tiled, "reduce", lambda *given: seen.append(given[3]) or reduce(*given))
+    q = torch.randn(1, 1, 6, 4)
+    A = rg.attention(q, q, engine="tiled")
+    before = A.entropy()
+    A @ q
+    torch.testing.assert_close(A.entropy(), before)
+    assert seen[0] is None and torch.equal(seen[1], A.lse)

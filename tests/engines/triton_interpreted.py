@@ -7,6 +7,8 @@ the cases below run every loop and every branch of every kernel.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from comparing import plain_case
@@ -36,6 +38,8 @@ CASES = {
     "clipped table": line(terms=("t5",)),
     "clipped table, causal, starts a row, sink": line(batch=2, terms=("t5",), mask="causal", starts="rows", sink=True),
     "two tables, window, softcap": line(terms=("t5", "cells"), mask="window", softcap=True, **NEAR),
+    "slope": line(terms=("slope",)),
+    "slope, causal, sink": line(terms=("slope", "constant"), mask="causal", sink=True),
     "gated table, slope": line(terms=("gated t5", "slope"), mask="causal & lengths"),
     "long table, dropout": line(terms=("cells",), dropout=0.3, **NEAR),
     "gathered, lengths of both": line(batch=2, terms=("shaw", "key table"), mask="query lengths"),
@@ -46,6 +50,8 @@ CASES = {
     "one diagonal": line(mask="offset", starts="zero"),
     "grid": grid("grid", (4, 8), "cells"),
     "grid whose lines do not fill tiles": grid("grid", (4, 5), "cells", "slope"),
+    "class token beside a table": grid("class grid", (4, 8), "class cells"),
+    "the same, keys shared": replace(grid("class grid", (2, 8), "class cells"), kv_heads=1),
     "grid with a class token": grid("class grid", (3, 5), "class cells", "per axis query"),
     "axes": grid("grid", (3, 16), "per axis query", "cells"),
     "axes, lines cut, causal": grid("grid", (4, 5), "per axis query", mask="causal", dropout=0.3),
@@ -82,7 +88,7 @@ def test_kernels_equal_the_definition(name):
     compare(CASES[name], torch.float32)
 
 
-@pytest.mark.parametrize("name", ["plain", "clipped table", "axes"])
+@pytest.mark.parametrize("name", ["plain", "clipped table", "axes", "slope", "slope, causal, sink"])
 def test_half_precision(name):
     compare(CASES[name], torch.float16)
 
@@ -123,6 +129,9 @@ def test_wide_heads_go_to_the_tiled_engine_and_the_log_says_so(caplog):
     with caplog.at_level("INFO", logger="regard"):
         found = rg.attention(q, q, engine="triton") @ q
     assert "heads of 300 numbers" in caplog.text
+    assert "note  heads of 300 numbers, at most 256: the tiled engine computes it" in str(
+        rg.attention(q, q, engine="triton").plan
+    )
     torch.testing.assert_close(found, rg.attention(q, q, engine="tiled") @ q)
 
 

@@ -189,6 +189,8 @@ def dense(problem: Problem, dtype: torch.dtype | None = None) -> Dense:
     for step in problem.selection:
         if step == "reverse":
             masked, visible, sink, seeds = masked.mT, visible.mT, None, None
+        elif step[0] == "part":
+            masked, visible = (x[:, :, step[1]][..., step[2]] for x in (masked, visible))
         else:
             rows, columns = step
             masked, visible = masked[rows][:, columns], visible[rows][:, columns]
@@ -214,9 +216,14 @@ def tile(problem: Problem, rows: slice | Tensor, cols: slice | Tensor) -> Tensor
     return dense(problem).masked[:, :, rows][..., cols]
 
 
-def reduce(problem: Problem, summaries: Sequence[Any], progress: Callable[[int, int], None] | None = None) -> list[Any]:
-    """Each summary's state after it has been shown all of A at once."""
-    strip = Whole(problem)
+def reduce(
+    problem: Problem,
+    summaries: Sequence[Any],
+    progress: Callable[[int, int], None] | None = None,
+    lse: Tensor | None = None,
+) -> list[Any]:
+    """Each summary's state after it has been shown all of A at once. `lse` is that of the rows, where it is known."""
+    strip = Whole(problem, lse)
     states = [summary.start(problem) for summary in summaries]
     for summary, state in zip(summaries, states, strict=True):
         summary.update(state, strip)
@@ -226,10 +233,13 @@ def reduce(problem: Problem, summaries: Sequence[Any], progress: Callable[[int, 
 class Whole:
     """All of A as one strip."""
 
-    def __init__(self, problem: Problem):
+    def __init__(self, problem: Problem, lse: Tensor | None = None):
         self.problem = problem
         masked, sink, _, visible = dense(problem)
         self.logits, (self.weights, self.lse) = masked, normalise(masked, sink)
+        if lse is not None:  # eq. 20, of some of the keys
+            self.lse, seen = lse, lse.masked_fill(lse == -torch.inf, 0.0)
+            self.weights = torch.exp(masked - seen.to(masked.dtype).unsqueeze(-1))
         self.visible = visible.to(masked.dtype)
         batch, heads, q_len, k_len = masked.shape
         self.batch, self.heads, self.rows, self.cols = (slice(0, n) for n in (batch, heads, q_len, k_len))
@@ -266,6 +276,8 @@ class Whole:
         for step in self.problem.selection:
             if step == "reverse":
                 places.reverse()
+            elif step[0] == "part":
+                places = [(a[:, x], b[:, x], c[:, x]) for (a, b, c), x in zip(places, step[1:], strict=True)]
             else:
                 places = [(pick(a, step), pick(b, step), pick(c, step)) for a, b, c in places]
         (q_at, q_place, q_placed), (k_at, k_place, k_placed) = places

@@ -1,13 +1,14 @@
 """The CPU engine: compiled attention that adds relative terms where the scores are; PyTorch's fused kernel beside it.
 
-Where a C compiler is at hand and rows are many, the forward pass is our own (attending.py, attend.c), and so are the
-gradients of what learns (gradients.py) and the summaries (looking.py), by the passes of native.c. For few rows, for
-what is not compiled, and where nothing learns on the way back, PyTorch's kernel is fed with the bias (feeding.py).
-Tiles are the tiled engine's.
+Where a C compiler is at hand, the forward pass is our own, for many rows (attending.py, attend.c) and for few
+(decoding.py, decode.c), and so are the gradients of what learns (gradients.py) and the summaries (looking.py), by the
+passes of native.c. For what is not compiled, and where nothing learns on the way back, PyTorch's kernel is fed with
+the bias (feeding.py). Tiles are the tiled engine's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +19,7 @@ from .. import tiled
 from ..tiled.strips import columns, each_block, values_of, wide_type
 from . import native
 from .attending import FEW, attend
+from .decoding import decode, is_few
 from .feeding import Feed, blind_rows, block_bias, blocks_of_rows, feed, fused, own_table, row_blocks, toeplitz
 from .gradients import fused_backward, learned_backward
 from .looking import reduce as reduce
@@ -49,31 +51,13 @@ def note() -> str | None:
 
 def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
     """A @ v and the log-sum-exp."""
-    batch, heads, q_len, k_len = problem.sizes
-    compiled = is_compiled(problem) and q_len >= FEW
-    if not problem.q.numel() or not k_len or not (v.shape[-1] or compiled):
+    heads, q_len = problem.q.shape[1:3]
+    if not problem.q.numel() or not problem.k.shape[2] or not (v.shape[-1] or is_compiled(problem)):
         return tiled.forward(problem, v)
-    fed = feed(problem)
-    if q_len == 1 and fed.within is None and _whole(problem, fed, v) and problem.form.sink < 0:
-        out, lse = _forward_once(problem, v, fed)
-        if not _odd_batch_rows(problem, lse):
-            return out, lse
-    out = product_buffer(problem, v)
-    lse = problem.q.new_empty(batch, heads, q_len, dtype=wide_type(problem))
-    laid, sources, rest = sources_of(problem, fed) if compiled else (fed, [], [])
-    if compiled and not rest and laid.mask is None:
-        attend(problem, v, laid, sources, out, lse)
-    elif not v.shape[-1]:
-        return tiled.forward(problem, v)
-    elif _whole(problem, fed, v):
-        _forward_whole(problem, v, fed, out, lse)
-    else:
-        _forward_by_blocks(problem, v, fed, out, lse)
-    odd = _odd_batch_rows(problem, lse)
-    blind = blind_rows(problem, fed)
-    if blind is not None:
-        out.masked_fill_(blind.unsqueeze(-1), 0.0)
-        lse.masked_fill_(blind, -torch.inf)
+    few = q_len < FEW and is_compiled(problem) and is_few(problem, v)
+    found = decode(problem, v) if few else None
+    out, lse, fine = _forward(problem, v) if found is None else found
+    odd = [] if fine else _odd_batch_rows(problem, lse)
     if problem.form.sink >= 0:
         with_sink = torch.logaddexp(lse, problem.operands[problem.form.sink].unsqueeze(-1).to(lse.dtype))
         out *= torch.exp(lse - with_sink).unsqueeze(-1).to(out.dtype)
@@ -82,6 +66,39 @@ def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
         some = slice(row, row + 1)
         out[some], lse[some] = tiled.forward(problem.select(some, slice(0, heads)), v[some])
     return out, lse
+
+
+def _forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """The product and lse of many rows, before the sink; and whether NaN and infinity are surely as they should be."""
+    batch, heads, q_len, _ = problem.sizes
+    compiled = is_compiled(problem) and q_len >= FEW
+    if not (v.shape[-1] or compiled):
+        return (*_unsunk(problem, v), True)
+    fed = feed(problem)
+    if q_len == 1 and fed.within is None and _whole(problem, fed, v):
+        return (*_forward_once(problem, v, fed), False)
+    out = product_buffer(problem, v)
+    lse = problem.q.new_empty(batch, heads, q_len, dtype=wide_type(problem))
+    laid, sources, rest = sources_of(problem, fed) if compiled else (fed, [], [])
+    ours = compiled and not rest and laid.mask is None
+    if ours:
+        attend(problem, v, laid, sources, out, lse)
+    elif not v.shape[-1]:
+        return (*_unsunk(problem, v), True)
+    elif _whole(problem, fed, v):
+        _forward_whole(problem, v, fed, out, lse)
+    else:
+        _forward_by_blocks(problem, v, fed, out, lse)
+    blind = blind_rows(problem, fed)
+    if blind is not None:
+        out.masked_fill_(blind.unsqueeze(-1), 0.0)
+        lse.masked_fill_(blind, -torch.inf)
+    return out, lse, ours and math.isfinite(float(lse.sum()))
+
+
+def _unsunk(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
+    """By tiles, without the sink, which comes after."""
+    return tiled.forward(problem._replace(form=problem.form._replace(sink=-1)), v)
 
 
 def backward(
@@ -100,10 +117,11 @@ def backward(
 
 
 def _odd_batch_rows(problem: Problem, lse: Tensor) -> list[int]:
-    """Batch rows with NaN or infinity that the fused kernel treats otherwise than plain attention.
+    """Batch rows with NaN or infinity that a kernel treats otherwise than plain attention.
 
-    A mask is a bias of -inf here, and -inf + NaN is NaN: a masked key must not reach a row that cannot see it. And a
-    short row of nothing but NaN comes back as zeros, with lse 0.
+    A mask is a bias of -inf here, and -inf + NaN is NaN: a masked key must not reach a row that cannot see it. In our
+    own kernels it reaches the log-sum-exp too, and a finite one says that all is well. A row of nothing but NaN may
+    come back from the fused kernel as zeros, with lse 0.
     """
     odd: set[int] = set()
     if problem.form.mask is not None:

@@ -78,13 +78,16 @@ typedef struct {
 static void attend_rows(const source_t *sources, int64_t count, const attend_t *x, int64_t b, int64_t h, int64_t top,
                         float *room) {
     const int64_t rows = x->q_len - top < ROWS ? x->q_len - top : ROWS, v_wide = (x->v_dim + PANEL - 1) / PANEL * PANEL;
-    float *scores = room, *out = scores + ROWS * STRIDE, *skewed = out + ROWS * v_wide;
+    float *scores = room, *out = scores + ROWS * STRIDE, *q = out + ROWS * v_wide, *skewed = q + ROWS * x->dim;
     float most[ROWS], total[ROWS];
-    const float *q = x->q + b * x->q_batch + h * x->q_head + top * x->q_row;
+    const float *given = x->q + b * x->q_batch + h * x->q_head + top * x->q_row;
     const float *k = x->k + b * x->k_batch + h / x->k_group * x->k_head;
     const float *v = x->v + b * x->v_batch + h / x->v_group * x->v_head;
     for (int64_t i = 0; i < rows; i++) most[i] = -INFINITY, total[i] = 0;
     memset(out, 0, ROWS * v_wide * sizeof(float));
+    for (int64_t i = 0; i < rows; i++) /* scaled once, not once for every key */
+        for (int64_t d = 0; d < x->dim; d++) q[i * x->dim + d] = given[i * x->q_row + d] * x->scale;
+    const int paired = count == 2 && can_pair(sources, sources + 1);
     const int64_t here = x->first_row + top;
     int64_t begin = here - x->high > 0 ? (here - x->high) / PANEL * PANEL : 0;
     int64_t stop = here + rows - x->low < x->k_len ? here + rows - x->low : x->k_len;
@@ -92,8 +95,8 @@ static void attend_rows(const source_t *sources, int64_t count, const attend_t *
         const int64_t right = left + KEYS < stop ? left + KEYS : stop, keys = right - left;
         for (int64_t j = 0; j < keys; j += PANEL)
             for (int64_t i = 0; i < rows; i += 8)
-                product(q + i * x->q_row, x->q_row, rows - i, k + (left + j) * x->dim, x->dim, scores + i * STRIDE + j,
-                        STRIDE, 0);
+                product(q + i * x->dim, x->dim, rows - i, k + (left + j) * x->dim, x->dim, scores + i * STRIDE + j, STRIDE,
+                        0);
         int64_t from = 0, wide = 0;
         const long_t *term = &x->term;
         if (term->u) {
@@ -109,13 +112,13 @@ static void attend_rows(const source_t *sources, int64_t count, const attend_t *
         }
         for (int64_t i = 0; i < rows; i++) {
             float *s = scores + i * STRIDE;
-            if (x->scale != 1)
-                for (int64_t j = 0; j < keys; j++) s[j] *= x->scale;
             if (term->u) {
                 const float *more = skewed + i * wide + term->rows[here + i] + left - from;
                 for (int64_t j = 0; j < keys; j++) s[j] += more[j];
             }
-            for (int64_t n = 0; n < count; n++) lay_row(sources + n, s, b, h, top + i, here + i, left, right, 0);
+            if (paired) lay_pair(sources, s, b, h, top + i, here + i, left, right);
+            else
+                for (int64_t n = 0; n < count; n++) lay_row(sources + n, s, b, h, top + i, here + i, left, right, 0);
             float peak = most[i];
 #pragma omp simd reduction(max : peak)
             for (int64_t j = 0; j < keys; j++) peak = s[j] > peak ? s[j] : peak;

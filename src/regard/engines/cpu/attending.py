@@ -44,7 +44,7 @@ def attend(problem: Problem, v: Tensor, fed: Feed, sources: list[Source], out: T
     k_len = problem.k.shape[2]
     made = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
     v_wide = -(-v.shape[-1] // PANEL) * PANEL
-    size = ROWS * (KEYS + 16 + v_wide + ROWS + KEYS + PANEL)
+    size = ROWS * (KEYS + 16 + v_wide + problem.q.shape[-1] + ROWS + KEYS + PANEL)
     room = scratch.take("tiles", (torch.get_num_threads(), size))
     of_keys = sum(source.parts[1].shape[2] for source in sources if source.by == "key")
     for block in blocks_of_heads(problem, k_len * (problem.q.shape[-1] + v.shape[-1] + of_keys)):

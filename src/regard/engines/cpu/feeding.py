@@ -36,9 +36,9 @@ class Feed(NamedTuple):
 def feed(problem: Problem) -> Feed:
     """Sort a problem's pieces and mask into table and blocks."""
     form = problem.form
-    tabled = tuple(p for p in form.pieces if p.kind in ("table", "slope") and p.space == ("line",) and p.gate < 0)
-    rest = tuple(p for p in form.pieces if p not in tabled)
-    within, mask = _split_mask(form.mask) if form.q_geometry[0] == "line" else (None, form.mask)
+    tabled = tuple(p for p in form.pieces if is_tabled(p))
+    rest = tuple(p for p in form.pieces if not is_tabled(p))
+    within, mask = split_mask(form.mask) if form.q_geometry[0] == "line" else (None, form.mask)
     if not tabled and within is None:
         return Feed(None, (), rest, mask, None)
     dtype = wide_type(problem)
@@ -56,6 +56,11 @@ def feed(problem: Problem) -> Feed:
         hidden = hidden if hi is None else hidden | (delta > hi)
         table = table.masked_fill(hidden.unsqueeze(1), -torch.inf)
     return Feed(table.flip(-1).contiguous(), tabled, rest, mask, within)
+
+
+def is_tabled(piece: Piece) -> bool:
+    """A term that a table over displacements on a line holds."""
+    return piece.kind in ("table", "slope") and piece.space == ("line",) and piece.gate < 0
 
 
 def displacements(problem: Problem) -> Tensor:
@@ -79,7 +84,7 @@ def table_gradients(problem: Problem, fed: Feed, d_table: Tensor, block: Block) 
             yield piece.slots[0], -(d_table * far).sum(-1, keepdim=True).unsqueeze(-1)
 
 
-def _split_mask(mask: tuple | None) -> tuple[tuple[int | None, int | None] | None, tuple | None]:
+def split_mask(mask: tuple | None) -> tuple[tuple[int | None, int | None] | None, tuple | None]:
     """The part of a mask that is an interval of displacements, and what is left."""
     if mask is None:
         return None, None

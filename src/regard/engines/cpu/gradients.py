@@ -104,7 +104,8 @@ def hands(problem: Problem, fed: Feed, needs: Sequence[bool]) -> Iterator[tuple[
     """Blocks of heads, each with what lays out its bias and takes its gradient: compiled where it can be."""
     if is_compiled(problem):
         fed, sources, rest = sources_of(problem, fed)
-        for block in blocks_of_heads(problem):
+        pairs = problem.q.shape[2] * problem.k.shape[2]
+        for block in blocks_of_heads(problem, pairs * 15 // 16):  # 1025 tokens are as many heads at a time as 1024
             yield block, Pull(Layer(problem, fed, sources, rest, block), needs)
     else:
         for block in each_block(problem):

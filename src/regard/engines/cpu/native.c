@@ -7,6 +7,7 @@
                  and on to the gradients of the sources
    regard_look   softmax of the rows and every summary of them, in one pass
    regard_attend the whole of attention, the bias added where the scores are (attend.c)
+   regard_decode the same for few queries (decode.c)
 
    Threads share out rows (or columns) in a fixed way, and what they add up together is kept apart by thread and added
    in order by the caller: the same inputs give the same bits. No fast-math: NaN and infinity mean what they mean. */
@@ -25,7 +26,8 @@ static int omp_get_thread_num(void) { return 0; }
 #define CHUNK 16  /* rows a thread takes at a time */
 
 /* Where a bias comes from. The entry of the pair (i, j) is map[t], or t itself without a map, where t = rows[i] +
-   column(j), and column(j) is given by runs of columns: from `begin` on it is base + step * (j - begin), step 0 or 1.
+   column(j), and column(j) is given by runs of columns: from `begin` on it is base + step * (j - begin), step 0 or 1
+   (or -1, where a table is only read).
    Where runs are `sliding`, they are runs of t instead: from t = begin on, the entry is base + step * (t - begin), and
    column(j) is j. */
 typedef struct {
@@ -107,6 +109,25 @@ static inline void add_run(float *restrict o, const float *restrict x, int64_t c
     for (; j < count; j++) o[j] = first ? x[j] : o[j] + x[j];
 }
 
+#if defined(__clang__)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t order_t __attribute__((vector_size(64)));
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (order_t){__VA_ARGS__})
+#endif
+
+/* The same from x[0], x[-1], x[-2] ... */
+static inline void add_back(float *restrict o, const float *restrict x, int64_t count, int first) {
+    int64_t j = 0;
+    for (; j + 16 <= count; j += 16) {
+        const lane_t here = *(const lane_t *)(x - j - 15);
+        const lane_t back = PICK(here, here, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        if (first) *(lane_t *)(o + j) = back;
+        else *(lane_t *)(o + j) += back;
+    }
+    for (; j < count; j++) o[j] = first ? x[-j] : o[j] + x[-j];
+}
+
 static inline void add_level(float *restrict o, float x, int64_t count, int first) {
     int64_t j = 0;
     if (first)
@@ -141,11 +162,36 @@ static void lay_row(const source_t *s, float *restrict out, int64_t b, int64_t h
             const float *restrict x = column + entry;
             const int64_t stride = col + step;
             LAY(x[j * stride]);
+        } else if (step < 0) {
+            add_back(o, data + entry, count, first);
         } else if (step) {
             add_run(o, data + entry, count, first);
         } else {
             add_level(o, data[entry], count, first);
         }
+    }
+}
+
+/* Rows and columns of a grid are two sources with the same runs, one of which stays level in a run: added in one go. */
+static int can_pair(const source_t *a, const source_t *b) {
+    if (a->map || b->map || a->col || b->col || a->sliding || b->sliding || a->run_count != b->run_count) return 0;
+    for (int64_t n = 0; n < a->run_count; n++)
+        if (a->runs[n].begin != b->runs[n].begin || a->runs[n].step || b->runs[n].step != 1) return 0;
+    return 1;
+}
+
+static void lay_pair(const source_t *pair, float *restrict out, int64_t b, int64_t h, int64_t i, int64_t query, int64_t from,
+                     int64_t to) {
+    const float *restrict levels = pair[0].data + b * pair[0].batch + h * pair[0].head + i * pair[0].row + pair[0].rows[query];
+    const float *restrict data = pair[1].data + b * pair[1].batch + h * pair[1].head + i * pair[1].row;
+    EACH_RUN(pair + 1, query, from, to) {
+        const float level = levels[pair[0].runs[run - pair[1].runs].base];
+        const float *restrict x = data + entry;
+        float *restrict o = out + (at - from);
+        const int64_t count = end - at;
+        int64_t j = 0;
+        for (; j + 16 <= count; j += 16) *(lane_t *)(o + j) += *(const lane_t *)(x + j) + level;
+        for (; j < count; j++) o[j] += x[j] + level;
     }
 }
 
@@ -258,6 +304,8 @@ typedef struct {
     float *top_logit;           /* [planes, rows, top] */
     int64_t *top_index;
     int64_t top;
+    float *logit_sum, *logit_max; /* [planes, rows, cells]: of what is not masked */
+    int64_t known;                /* lse is given, and the columns may be a part of the row */
 } look_t;
 
 static void keep_top(const float *x, int64_t cols, float *values, int64_t *index, int64_t top) {
@@ -280,6 +328,22 @@ static void keep_top(const float *x, int64_t cols, float *values, int64_t *index
     for (; kept < top; kept++) values[kept] = -INFINITY, index[kept] = -1;
 }
 
+static void pool_logits(const look_t *look, const float *x, int64_t cols, float *sums, float *maxima) {
+    int64_t at = 0;
+    for (int64_t c = 0; c < look->cells; c++) {
+        int64_t end = (c + 1) * look->cell - look->skip;
+        if (end > cols) end = cols;
+        float sum = 0, most = -INFINITY;
+#pragma omp simd reduction(+ : sum) reduction(max : most)
+        for (int64_t j = at; j < end; j++) {
+            sum += x[j] > -INFINITY ? x[j] : 0;
+            most = x[j] > most ? x[j] : most;
+        }
+        sums[c] = sum, maxima[c] = most;
+        at = end;
+    }
+}
+
 /* Softmax of each row in place, then what was asked for. Returns the number of rows with NaN or +infinity in them,
    which the caller must treat otherwise. */
 int64_t regard_look(const look_t *look, int64_t planes, int64_t rows, int64_t cols, float *strip, int threads) {
@@ -292,6 +356,8 @@ int64_t regard_look(const look_t *look, int64_t planes, int64_t rows, int64_t co
             const int64_t plane = job / rows, i = job % rows;
             float *x = strip + job * cols;
             if (look->top) keep_top(x, cols, look->top_logit + job * look->top, look->top_index + job * look->top, look->top);
+            if (look->logit_sum)
+                pool_logits(look, x, cols, look->logit_sum + job * look->cells, look->logit_max + job * look->cells);
             float top = look->sink ? look->sink[plane] : -INFINITY;
             int bad = 0;
 #pragma omp simd reduction(max : top) reduction(| : bad)
@@ -300,6 +366,7 @@ int64_t regard_look(const look_t *look, int64_t planes, int64_t rows, int64_t co
                 bad |= !(x[j] < INFINITY);
             }
             odd += bad != 0;
+            if (look->known) top = look->lse[job];
             if (top == -INFINITY) top = 0;
             float total = 0, bent = 0;
             if (look->entropy) {
@@ -319,9 +386,10 @@ int64_t regard_look(const look_t *look, int64_t planes, int64_t rows, int64_t co
                 }
             }
             const float shown = total;
-            if (look->sink) total += expf(look->sink[plane] - top);
+            if (look->known) total = 1; /* x holds the weights already */
+            else if (look->sink) total += expf(look->sink[plane] - top);
             const float over = total > 0 ? 1 / total : 0;
-            look->lse[job] = total > 0 ? top + logf(total) : -INFINITY;
+            if (!look->known) look->lse[job] = total > 0 ? top + logf(total) : -INFINITY;
             if (look->entropy) look->entropy[job] = total > 0 ? over * (logf(total) * shown - bent) : 0;
             if (look->received || look->profile) {
                 double *r = look->received ? look->received + (thread * planes + plane) * cols : 0;
@@ -358,3 +426,4 @@ int64_t regard_look(const look_t *look, int64_t planes, int64_t rows, int64_t co
 }
 
 #include "attend.c"
+#include "decode.c"

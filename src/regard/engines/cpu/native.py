@@ -25,7 +25,7 @@ from torch import Tensor
 log = logging.getLogger("regard")
 
 SOURCE = Path(__file__).with_name("native.c")
-PARTS = (SOURCE, SOURCE.with_name("attend.c"))
+PARTS = (SOURCE, SOURCE.with_name("attend.c"), SOURCE.with_name("decode.c"))
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC")
 
 _Int, _Pointer = ctypes.c_int64, ctypes.c_void_p
@@ -68,6 +68,21 @@ class Attend(ctypes.Structure):
     )  # fmt: skip
 
 
+class Decode(ctypes.Structure):
+    """decode_t of decode.c."""
+
+    _fields_ = (
+        *((name, _Pointer) for name in ("q", "k", "v")),
+        *((name, _Int) for name in ("q_batch", "q_head", "q_row", "k_batch", "k_head", "k_row", "k_group")),
+        *((name, _Int) for name in ("v_batch", "v_head", "v_row", "v_group", "batch", "planes", "members")),
+        *((name, _Int) for name in ("q_len", "k_len", "dim", "v_dim", "low", "high")),
+        ("slope", _Pointer), *((name, _Int) for name in ("slope_batch", "slope_head", "shift")),
+        ("out", _Pointer), ("lse", _Pointer),
+        *((name, _Int) for name in ("out_batch", "out_head", "out_row", "lse_batch", "lse_head")),
+        ("room", _Pointer), ("scale", ctypes.c_float),
+    )  # fmt: skip
+
+
 class Look(ctypes.Structure):
     """look_t of native.c."""
 
@@ -75,6 +90,7 @@ class Look(ctypes.Structure):
         ("lse", _Pointer), ("sink", _Pointer), ("entropy", _Pointer), ("received", _Pointer), ("profile", _Pointer),
         ("cell_sum", _Pointer), ("cell_max", _Pointer), ("cell", _Int), ("skip", _Int), ("cells", _Int),
         ("top_logit", _Pointer), ("top_index", _Pointer), ("top", _Int),
+        ("logit_sum", _Pointer), ("logit_max", _Pointer), ("known", _Int),
     )  # fmt: skip
 
 
@@ -108,6 +124,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         ("regard_look", [_Pointer, _Int, _Int, _Int, _Pointer], _Int),
         ("regard_pack", [_Pointer, *[_Int] * 8, _Pointer], None),
         ("regard_attend", [*sources, _Pointer], None),
+        ("regard_decode", [*sources, _Int], _Int),
     ):
         getattr(made, name).argtypes = [*takes, ctypes.c_int]  # and threads
         getattr(made, name).restype = gives
@@ -179,11 +196,11 @@ def pointer(x: Tensor | None, shift: int = 0) -> int | None:
     return None if x is None else x.data_ptr() + shift * x.element_size()
 
 
-def call(name: str, *args: object) -> int:
-    """One of the passes, on as many threads as PyTorch uses."""
+def call(name: str, *args: object, threads: int | None = None) -> int:
+    """One of the passes, on as many threads as PyTorch uses unless it is said."""
     made = library()
     assert made is not None
-    return getattr(made, name)(*args, torch.get_num_threads())
+    return getattr(made, name)(*args, torch.get_num_threads() if threads is None else threads)
 
 
 def array(sources: Sequence[Source]) -> ctypes.Array:

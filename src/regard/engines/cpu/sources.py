@@ -359,8 +359,10 @@ class Pull:
         return any(self.needs[slot] for piece in pieces for slot in piece.slots)
 
     def row_blocks(self) -> Iterator[slice]:
+        """About ROWS at a time, as even as can be: a class token must not be a block of its own."""
         q_len = self.layer.problem.q.shape[2]
-        return (slice(first, min(first + ROWS, q_len)) for first in range(0, q_len, ROWS))
+        step = -(-q_len // max(1, round(q_len / ROWS)))
+        return (slice(first, min(first + step, q_len)) for first in range(0, q_len, step))
 
     def logits(self, q: Tensor, k: Tensor, rows: slice, cols: slice) -> Tensor:
         """scale * q kᵀ + bias, in one matrix product that starts from the bias."""

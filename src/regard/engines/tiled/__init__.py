@@ -82,14 +82,22 @@ def tile(problem: Problem, rows: Span, cols: Span) -> Tensor:
     return logits_of(ready(problem), rows, cols)
 
 
-def reduce(problem: Problem, summaries: Sequence[Any], progress: Callable[[int, int], None] | None = None) -> list[Any]:
-    """One pass over A for several summaries: each one's state after every strip has been shown to it."""
+def reduce(
+    problem: Problem,
+    summaries: Sequence[Any],
+    progress: Callable[[int, int], None] | None = None,
+    lse: Tensor | None = None,
+) -> list[Any]:
+    """One pass over A for several summaries: each one's state after every strip has been shown to it.
+
+    `lse` is that of the rows, where it is known; then the keys may be a part of them (`Problem.part`).
+    """
     batch, heads, q_len, _ = problem.sizes
     states = [summary.start(problem) for summary in summaries]
     done, total = 0, batch * heads * q_len
     for block in each_block(problem):
         for rows, cols in each_strip(block.problem):
-            strip = Strip(block, rows, cols)
+            strip = Strip(block, rows, cols, None if lse is None else lse[block.batch, block.heads, rows])
             for summary, state in zip(summaries, states, strict=True):
                 summary.update(state, strip)
             done += strip.logits.shape[0] * strip.logits.shape[1] * strip.logits.shape[2]

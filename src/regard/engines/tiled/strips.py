@@ -52,10 +52,13 @@ def ready(problem: Problem) -> Problem:
 class Strip:
     """Whole visible rows of A for some heads, as summaries see them. What several summaries need is computed once."""
 
-    def __init__(self, block: Block, rows: slice, cols: slice):
+    def __init__(self, block: Block, rows: slice, cols: slice, lse: Tensor | None = None):
         self.problem, self.batch, self.heads, self.rows, self.cols = block.problem, block.batch, block.heads, rows, cols
         self.logits = logits_of(block.problem, rows, cols)
-        self.weights, self.lse = softmax(block.problem, self.logits)
+        if lse is None:
+            self.weights, self.lse = softmax(block.problem, self.logits)
+        else:  # known already
+            self.weights, self.lse = torch.exp(self.logits - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)), lse
         self._visible: Tensor | None = None
 
     @property

@@ -1,9 +1,9 @@
 """The GPU engine: Triton kernels that compute tiles of A where they are used, forward and backward.
 
 `given` and `prepare` turn a problem into the few tensors a kernel reads; `tiles` computes logits and masks of a tile
-for every kernel; `product`, `reverse`, `diagonal`, `axes` and `looks` are kernels; `choice`, `launch`, `gradients` and
-`summaries` start them. What the kernels do not take is refused here with its reason, and the plan goes to the tiled
-engine.
+for every kernel; `product`, `reverse`, `diagonal`, `axes` and `looks` are kernels; `choice`, `tune`, `launch`,
+`gradients` and `summaries` start them; `border` puts tokens without a place around a grid. What the kernels do not
+take is refused here with its reason, and the plan goes to the tiled engine.
 
 Nothing here imports Triton until the engine is used.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...normal import Form, Problem
 from .. import tiled
-from .choice import interpreted, refused_mask
+from .choice import interpreted, refused_mask, unsuited
 
 log = logging.getLogger("regard")
 
@@ -48,18 +48,26 @@ def refuse(form: Form, device: str, dtype: str) -> str | None:
     return refused_mask(form)
 
 
+def remark(problem: Problem) -> str | None:
+    """What of these tensors, besides their form, sends the work to the tiled engine: for the plan."""
+    reason = unsuited(problem, problem.k)
+    return None if reason is None else f"{reason}: the tiled engine computes it"
+
+
 def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
     """A @ v and the log-sum-exp."""
-    from . import prepare
+    from . import border
     from .product import product
 
-    reason = prepare.unsuited(problem, v)
+    reason = unsuited(problem, v)
     if reason is not None:
         log.info("triton: %s; the tiled engine computes this product", reason)
         return tiled.forward(problem, v)
     if not v.shape[-1]:  # only the log-sum-exp is asked for: kernels want values to multiply
         out, lse = product(problem, _ones(v))
         return out[..., :0], lse
+    if count := border.borders(problem):
+        return border.forward(problem, v, count)
     return product(problem, v)
 
 
@@ -67,9 +75,9 @@ def backward(
     problem: Problem, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
     """Gradients of q, k, v and of the operands asked for."""
-    from . import gradients, prepare
+    from . import border, gradients
 
-    reason = prepare.unsuited(problem, v)
+    reason = unsuited(problem, v)
     if reason is not None:
         log.info("triton: %s; the tiled engine computes this gradient", reason)
         return tiled.backward(problem, v, out, lse, d_out, d_lse, needs)
@@ -77,19 +85,25 @@ def backward(
         nothing = _ones(out).zero_()
         d_q, d_k, d_v, rest = gradients.backward(problem, _ones(v), nothing, lse, nothing, d_lse, needs)
         return d_q, d_k, d_v[..., :0], rest
+    if count := border.borders(problem):
+        return border.backward(problem, v, out, lse, d_out, d_lse, needs, count)
     return gradients.backward(problem, v, out, lse, d_out, d_lse, needs)
 
 
-def reduce(problem: Problem, summaries: Sequence[Any], progress: Callable[[int, int], None] | None = None) -> list[Any]:
-    """Summaries by kernels, to the same states as everywhere."""
-    from . import prepare
+def reduce(
+    problem: Problem,
+    summaries: Sequence[Any],
+    progress: Callable[[int, int], None] | None = None,
+    lse: Tensor | None = None,
+) -> list[Any]:
+    """Summaries by kernels, to the same states as everywhere. A log-sum-exp that is known saves the first pass."""
     from .summaries import reduce as look
 
-    reason = prepare.unsuited(problem, problem.k)
+    reason = unsuited(problem, problem.k)
     if reason is not None:
         log.info("triton: %s; the tiled engine computes these summaries", reason)
-        return tiled.reduce(problem, summaries, progress)
-    return look(problem, summaries, progress)
+        return tiled.reduce(problem, summaries, progress, lse)
+    return look(problem, summaries, progress, lse)
 
 
 def _ones(x: Tensor) -> Tensor:

@@ -59,8 +59,12 @@ def meet_kernel(
             o = o0 + tl.arange(0, BLOCK_O)
             u = load_u(u_ptr, u_step, p, o, places, others, BLOCK_F, DIM, AXIS)
             where, inside = load_grid(x_ptr, p, o, k, others, keys, AXIS)
-            x = tl.dot(u, tl.trans(rows).to(u.dtype), input_precision=PRECISION)
-            tl.store(where, x.to(x_ptr.dtype.element_ty), mask=inside)
+            if AXIS == 0:  # turned, as it lies: whole lines are stored
+                x = tl.dot(rows.to(u.dtype), tl.trans(u), input_precision=PRECISION)
+                tl.store(tl.trans(where), x.to(x_ptr.dtype.element_ty), mask=tl.trans(inside))
+            else:
+                x = tl.dot(u, tl.trans(rows).to(u.dtype), input_precision=PRECISION)
+                tl.store(where, x.to(x_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What is decided before a kernel: which masks there are kernels for, and how large a tile is, by how many warps.
+"""What is decided before a kernel: what there are kernels for, and how large a tile is, by how many warps.
 
 A short table a kernel, by width of heads, dtype and what is added, measured on one H200 (Triton 3.6). It depends on
 the structure of a problem, never on its lengths, so a new length compiles nothing and nothing is tried while you wait.
@@ -10,8 +10,12 @@ import os
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from ...normal import Form
+from ...normal import Form, Problem
+
+#: entries of R that a content term may have, to be kept for every query
+FEW = 1024
 
 
 class Tiling(NamedTuple):
@@ -33,14 +37,15 @@ def power(n: int, least: int = 16) -> int:
 
 
 def forward_tiling(dim: int, v_dim: int, dtype: torch.dtype, added: str) -> Tiling:
-    """`added`: what tiles load besides keys and values: "nothing", "table" or "axes"."""
+    """`added`: what tiles have besides keys and values: "nothing", "slope", "table" or "axes"; "cut" by a mask."""
     if interpreted():
         return Tiling(16, 16, 4, 1)
     wide = max(power(dim), power(v_dim))
     if dtype == torch.float32:
         return Tiling(64, 32, 4, 2) if wide <= 128 else Tiling(32, 32, 4, 2)
     if wide <= 64:
-        return Tiling(128, 64, 8, 3, 128)
+        tall = {"nothing": Tiling(128, 64, 4, 3), "cut": Tiling(64, 64, 4, 3)}
+        return tall.get(added, Tiling(128, 64, 8, 3, 128))
     if wide <= 128:
         return Tiling(64, 64, 4, 3) if added == "axes" else Tiling(128, 64, 8, 3)
     return Tiling(128, 32, 8, 2)
@@ -74,16 +79,21 @@ def key_tiling(dim: int, v_dim: int, dtype: torch.dtype, added: str) -> Tiling:
     return Tiling(32, 64, 4, 2)
 
 
-def diagonal_tiling(dim: int, v_dim: int, dtype: torch.dtype, width: int | None) -> Tiling:
-    """For gradients of tables: square tiles along a diagonal, of whole lines where keys lie on a grid `width` wide."""
+def diagonal_tiling(dim: int, v_dim: int, dtype: torch.dtype, width: int | None, clipped: bool) -> Tiling:
+    """For gradients of tables: tiles along a diagonal, of whole lines where keys lie on a grid `width` wide.
+
+    `clipped`: there are few diagonals, so small tiles occupy more of the machine.
+    """
     if interpreted():
         return Tiling(16, 16, 4, 1)
     wide = max(power(dim), power(v_dim))
     if dtype == torch.float32:
         return Tiling(32, 32, 4, 1) if wide <= 128 else Tiling(16, 16, 4, 1)
-    if width is not None and 64 % width and 128 % width == 0 and wide <= 128:
-        return Tiling(128, 128, 8, 2 if wide <= 64 else 1)
-    return Tiling(64, 64, 4, 3 if wide <= 64 else 2) if wide <= 128 else Tiling(32, 32, 4, 2)
+    if wide > 128:
+        return Tiling(32, 32, 4, 2)
+    if (wide > 64 or (width is not None and 64 % width)) and not clipped:
+        return Tiling(128, 128, 16, 1)
+    return Tiling(64, 64, 4, 2, 168 if wide <= 64 else None)
 
 
 def line_block(width: int, most: int) -> int:
@@ -112,4 +122,35 @@ def refused_mask(form: Form) -> str | None:
             return f"{words}: kernels take one"
     if sum(part[:2] == ("before", "k") for part in parts) > 1 or sum(part[:2] == ("before", "q") for part in parts) > 1:
         return "several lengths: kernels take one"
+    return None
+
+
+def unsuited(problem: Problem, v: Tensor) -> str | None:
+    """Why these tensors are not for the kernels, though the form is."""
+    form, (batch, heads, q_len, k_len) = problem.form, problem.sizes
+    most = max(problem.q.shape[-1], v.shape[-1])
+    if most > 256:
+        return f"heads of {most} numbers, at most 256"
+    if not (batch and heads and q_len and k_len and problem.q.shape[-1]):
+        return "an empty A"
+    if form.scale >= 0 and 1 not in problem.operands[form.scale].shape[-2:]:
+        return "a scale of its own for each pair"
+    crossed = set()
+    for piece in form.pieces:
+        if piece.gate >= 0 and problem.operands[piece.gate].shape[-1] != 1:
+            return "a gate for each key"
+        x = problem.operands[piece.slots[0]]
+        if piece.kind == "vector":
+            if 1 not in x.shape[-2:]:
+                return "a bias of its own for each pair"
+            if piece.gate >= 0 and x.shape[-1] != 1:
+                crossed.add(piece.gate)
+        if piece.kind in ("query", "key"):
+            rows = problem.operands[piece.slots[1]].shape[2]
+            if piece.space[0] == "grid" and piece.lookup >= 0:
+                rows = problem.operands[piece.lookup].shape[-1]
+            if rows > FEW:
+                return f"{piece.label}: {rows} displacements to keep for every token, at most {FEW}"
+    if len(crossed) > 1:
+        return "several gates over biases of keys"
     return None

@@ -1,8 +1,8 @@
 """The gradient of a table, by block diagonals (eq. 24): one program adds up whole tiles of dS and skews them once.
 
 All tiles with the same i0 - j0 meet the same entries of a table, on a line and on a grid whose lines divide a tile. So
-a program walks one block diagonal, adds tiles in registers, and at the end sums along their diagonals (a line) or
-gives the tile as it is (a grid). No atomics, and the same bits every time.
+a program walks one block diagonal, reads the table once, adds tiles in registers, and at the end sums along their
+diagonals (a line) or gives the tile as it is (a grid). No atomics, and the same bits every time.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import triton
 import triton.language as tl
 
 from .reverse import d_tile, ends_of, fix_of
-from .tiles import cols_of, key_bounds, matrix, query_bounds, rows_of, shift_of
+from .tiles import cols_of, diagonal_sums, diagonal_table, key_bounds, matrix, query_bounds, rows_of, shift_of
 
 
 @triton.jit
 def add_tile(
     acc, q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, inner_ptr, fix_ptr, q_step, k_step, v_step, d_step, given, b, h,
-    i0, j0, shift,
-    DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK: tl.constexpr,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    i0, j0, shift, table,
+    DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of dS, times the gate of the table."""
-    i, j = i0 + tl.arange(0, BLOCK), j0 + tl.arange(0, BLOCK)
+    """One tile of dS, times the gate of the table. `table` is what the table adds to it."""
+    i, j = i0 + tl.arange(0, BLOCK_Q), j0 + tl.arange(0, BLOCK_K)
     q = matrix(q_ptr, q_step, i, given.q_len, DIM, BLOCK_D, MASKED)
     d_out = matrix(d_out_ptr, d_step, i, given.q_len, V_DIM, BLOCK_V, MASKED)
     k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, MASKED)
@@ -30,8 +30,8 @@ def add_tile(
     lse, inner = ends_of(lse_ptr, inner_ptr, given, b, h, i)
     rows, cols = rows_of(given, b, h, i), cols_of(given, b, h, j)
     d_logits, _, _ = d_tile(
-        q, k, v, d_out, lse, inner, rows, cols, given, b, h, i, j, given.k_len, shift, 0.0, 0.0, 0.0,
-        MASKED, False, PRECISION,
+        q, k, v, d_out, lse, inner, rows, cols, given, b, h, i, j, given.k_len, shift, table.to(tl.float32), 0.0, 0.0,
+        MASKED, True, PRECISION,
     )  # fmt: skip
     if fix_ptr is not None:
         d_logits = d_logits * fix_of(fix_ptr, given, b, h, i)[:, None]
@@ -46,27 +46,28 @@ def diagonal_kernel(
     q_batch, q_head, q_step, k_batch, k_head, k_step, v_batch, v_head, v_step, d_batch, d_head, d_step,
     k_group, v_group, begin, count, batches, slots,
     DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Tiles with i0 - j0 = (begin + n) BLOCK of one head, over `batches` batch rows.
+    """Tiles with i0 - j0 = (begin + n) BLOCK_K of one head, over `batches` batch rows.
 
-    WHOLE: gives the tile, not the sums of its diagonals.
+    BLOCK_Q is a multiple of BLOCK_K. WHOLE: gives the tile, not the sums of its diagonals.
     """
+    tall: tl.constexpr = BLOCK_Q // BLOCK_K
     slot, n = tl.program_id(0) % slots, tl.program_id(0) // slots
     m = begin + n
     h, b0 = slot % given.heads, slot // given.heads
-    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    acc = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    table = diagonal_table(given, b0, h, m * BLOCK_K, BLOCK_Q, BLOCK_K)
     for step in range(0, batches):
         b = b0 + step
         shift = shift_of(given, b)
         from_key, to_key = key_bounds(given, b)
         from_row, to_row = query_bounds(given, b)
-        start = tl.maximum(from_row // BLOCK, m + from_key // BLOCK)
-        stop = tl.minimum(tl.cdiv(to_row, BLOCK), m + tl.cdiv(to_key, BLOCK))
-        start = tl.maximum(tl.maximum(start, m), 0)
-        full = tl.maximum(tl.cdiv(from_row, BLOCK), m + tl.cdiv(from_key, BLOCK))
-        still = tl.minimum(to_row // BLOCK, m + to_key // BLOCK)
-        least, most = (m - 1) * BLOCK + 1 + shift, (m + 1) * BLOCK - 1 + shift
+        start = tl.maximum(from_row // BLOCK_Q, tl.cdiv(tl.maximum(from_key // BLOCK_K + m, 0), tall))
+        stop = tl.minimum(tl.cdiv(to_row, BLOCK_Q), tl.cdiv(tl.maximum(tl.cdiv(to_key, BLOCK_K) + m, 0), tall))
+        full = tl.maximum(tl.cdiv(from_row, BLOCK_Q), tl.cdiv(tl.maximum(tl.cdiv(from_key, BLOCK_K) + m, 0), tall))
+        still = tl.minimum(to_row // BLOCK_Q, tl.cdiv(tl.maximum(to_key // BLOCK_K + m, 0), tall))
+        least, most = m * BLOCK_K - (BLOCK_K - 1) + shift, m * BLOCK_K + (BLOCK_Q - 1) + shift
         if given.has.mask:
             if given.mask.lo is not None:
                 stop = tl.where(most < given.mask.lo, 0, stop)
@@ -89,26 +90,25 @@ def diagonal_kernel(
             for t in range(start, full):
                 acc = add_tile(
                     acc, q_at, k_at, v_at, d_at, lse_ptr, inner_ptr, fix_ptr, q_step, k_step, v_step, d_step, given,
-                    b, h, t * BLOCK, (t - m) * BLOCK, shift, DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK, True, PRECISION,
+                    b, h, t * BLOCK_Q, t * BLOCK_Q - m * BLOCK_K, shift, table,
+                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_Q, BLOCK_K, True, PRECISION,
                 )  # fmt: skip
         for t in range(full, still):
             acc = add_tile(
                 acc, q_at, k_at, v_at, d_at, lse_ptr, inner_ptr, fix_ptr, q_step, k_step, v_step, d_step, given, b, h,
-                t * BLOCK, (t - m) * BLOCK, shift, DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK, False, PRECISION,
+                t * BLOCK_Q, t * BLOCK_Q - m * BLOCK_K, shift, table,
+                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_Q, BLOCK_K, False, PRECISION,
             )  # fmt: skip
         for t in range(still, stop):
             acc = add_tile(
                 acc, q_at, k_at, v_at, d_at, lse_ptr, inner_ptr, fix_ptr, q_step, k_step, v_step, d_step, given, b, h,
-                t * BLOCK, (t - m) * BLOCK, shift, DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK, True, PRECISION,
+                t * BLOCK_Q, t * BLOCK_Q - m * BLOCK_K, shift, table,
+                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_Q, BLOCK_K, True, PRECISION,
             )  # fmt: skip
 
-    r, c = tl.arange(0, BLOCK), tl.arange(0, BLOCK)
     place = (slot * count + n).to(tl.int64)
     if WHOLE:
-        tl.store(sums_ptr + place * BLOCK * BLOCK + r[:, None] * BLOCK + c[None, :], acc)
-    else:  # entry e of the diagonals is r - c = e - (BLOCK - 1)
-        for half in tl.static_range(2):
-            at = r[:, None] + (BLOCK - 1 - half * BLOCK) - c[None, :]
-            inside = (at >= 0) & (at < BLOCK)
-            turned = tl.gather(acc, tl.minimum(tl.maximum(at, 0), BLOCK - 1), 1)
-            tl.store(sums_ptr + (place * 2 + half) * BLOCK + c, tl.sum(tl.where(inside, turned, 0.0), 0))
+        r, c = tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_K)
+        tl.store(sums_ptr + place * BLOCK_Q * BLOCK_K + r[:, None] * BLOCK_K + c[None, :], acc)
+    else:
+        diagonal_sums(acc, sums_ptr + place * (tall + 1) * BLOCK_K, BLOCK_Q, BLOCK_K)

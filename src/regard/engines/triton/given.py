@@ -29,6 +29,7 @@ class Has(NamedTuple):
     col: Any
     cross: Any
     slope: Any
+    ramp: Any  # the same slope for all rows of a head, and no table beside it
     table: Any
     clipped: Any
     gathered: Any  # how many
@@ -152,6 +153,7 @@ class Sums(NamedTuple):
     """Where sums of dS go, each [batch, heads, q_len or k_len] float32; None: not wanted."""
 
     fix: Any  # what weights of a row must be multiplied by to make good the rounding of its log-sum-exp; float32 only
+    outside: Any  # not a sum: the weight that a row has outside of this problem's keys; None: nothing
     plain: Any  # sum of dS
     scale: Any  # of dS times q·k
     cross: Any  # of dS times the other factor of a cross term

@@ -13,30 +13,34 @@ from ..tiled.pieces import logits_of
 from ..tiled.places import see
 from ..tiled.skews import unskew
 from ..tiled.strips import drop, each_block, each_strip, values_of
-from .choice import diagonal_tiling, key_tiling, power, query_tiling
+from .choice import Tiling, diagonal_tiling, key_tiling, power, query_tiling
 from .diagonal import diagonal_kernel
-from .given import Sums
+from .given import Given, Sums
 from .launch import added, dense_rows, is_ragged, on_lines, precision, run
 from .prepare import Prepared, axis_entries, meeting, prepare, spans, turned
 from .reverse import inner_kernel, key_kernel, query_kernel
+from .tune import tuned
 
 Gradient = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
 
 
 def backward(
-    problem: Problem, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, needs: Sequence[bool]
-) -> Gradient:
-    """Gradients of q, k, v and of the operands asked for."""
-    return _Backward(problem, v, out, lse, d_out, d_lse, needs).gradients()
+    problem: Problem, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, needs: Sequence[bool],
+    outside: Tensor | None = None,
+) -> Gradient:  # fmt: skip
+    """Gradients of q, k, v and of the operands asked for. `outside`: the weight of a row's keys that are not here."""
+    return _Backward(problem, v, out, lse, d_out, d_lse, needs, outside).gradients()
 
 
 class _Backward:
     """One backward pass: what all its kernels read, and where gradients of operands are gathered."""
 
     def __init__(
-        self, problem: Problem, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, needs: Sequence[bool]
-    ):
-        self.problem, self.needs, self.v_of = problem, needs, v
+        self, problem: Problem, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor,
+        needs: Sequence[bool], outside: Tensor | None,
+    ):  # fmt: skip
+        self.problem, self.needs = problem, needs
+        self.outside = None if outside is None else outside.contiguous()
         self.made: Prepared = prepare(problem)
         self.q, self.k, self.v, out, self.d_out = (dense_rows(x) for x in (problem.q, problem.k, v, out, d_out))
         if self.d_out.dtype != self.v.dtype:
@@ -89,7 +93,7 @@ class _Backward:
         if self.made.axes:
             return False
         (_, q_wide), (_, k_wide) = self.problem.form.q_geometry[1], self.problem.form.k_geometry[1]
-        return q_wide == k_wide and diagonal_tiling(*self.dims, self.k.dtype, k_wide).block_q % q_wide == 0
+        return q_wide == k_wide and diagonal_tiling(*self.dims, self.k.dtype, k_wide, False).block_k % q_wide == 0
 
     def add(self, slot: int, grad: Tensor) -> None:
         """Into an operand's gradient, summed over what it has once or in groups: [batch, heads, ..]."""
@@ -124,9 +128,36 @@ class _Backward:
 
     def queries(self, tabled: bool) -> Tensor:
         """d_q, and the sums of dS along rows."""
+        kind = *self.dims, self.k.dtype, added(self.made.given)
+        tiling = tuned("queries", kind, query_tiling(*kind), lambda tiling: self.sweep_keys(tiling, tabled))
+        problem, made = self.problem, self.made
+        d_q, wanted = self.sweep_keys(tiling, tabled)
+        for piece in made.rows if wanted.plain is not None else ():
+            self.add_product(piece, wanted.plain)
+        for piece in made.slopes if wanted.slope is not None else ():
+            self.add_product(piece, wanted.slope)
+        if wanted.scale is not None:
+            self.add(problem.form.scale, wanted.scale.unsqueeze(-1))
+        if wanted.cross is not None:
+            self.add(made.crossed[0].gate, wanted.cross.unsqueeze(-1))
+        if wanted.gate is not None:
+            self.add(made.tabled[0].gate, wanted.gate.unsqueeze(-1))
+        self.far = None if wanted.left is None else (wanted.left, wanted.right)
+        if wanted.down is not None:
+            down, across = wanted.down[0] if len(wanted.down) == 1 else wanted.down.sum(0), wanted.across
+            if self.fix is not None:  # these were summed before their rows were known whole
+                shape = problem.form.q_geometry[1]
+                fix = self.fix.unflatten(-1, shape)
+                down = (down.unflatten(-1, (shape[0], -1, shape[1])) * fix.unsqueeze(-2)).flatten(2)
+                across = (across.unflatten(-1, (*shape[::-1], -1)) * fix.mT.unsqueeze(-1)).flatten(2)
+            self.axes(down, across)
+        return d_q
+
+    def sweep_keys(self, tiling: Tiling, tabled: bool) -> tuple[Tensor, Sums]:
+        """The pass over keys for blocks of queries."""
         problem, made, given = self.problem, self.made, self.made.given
         batch, heads, q_len, _ = problem.sizes
-        tiling = on_lines(query_tiling(*self.dims, self.k.dtype, added(given)), given)
+        tiling = on_lines(tiling, given)
         row = lambda want: self.room(q_len) if want else None  # noqa: E731
         gated = bool(given.table) and bool(given.table.gate) and self.needs[made.tabled[0].gate]
         far = tabled and given.table.reach is not None
@@ -136,6 +167,7 @@ class _Backward:
         self.fix = row(self.q.dtype == torch.float32)
         wanted = Sums(
             fix=self.fix,
+            outside=self.outside,
             plain=row(self._wants(made.rows)),
             scale=row(bool(given.row_scale) and self.needs[problem.form.scale]),
             cross=row(self._wants(made.crossed)),
@@ -155,32 +187,32 @@ class _Backward:
             **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k,
             BACKWARDS=bool(given.mask) and given.mask.lo is not None, RAGGED=is_ragged(given, tiling),
         )  # fmt: skip
-        for piece in made.rows if wanted.plain is not None else ():
-            self.add_product(piece, wanted.plain)
-        for piece in made.slopes if wanted.slope is not None else ():
-            self.add_product(piece, wanted.slope)
-        if wanted.scale is not None:
-            self.add(problem.form.scale, wanted.scale.unsqueeze(-1))
-        if wanted.cross is not None:
-            self.add(made.crossed[0].gate, wanted.cross.unsqueeze(-1))
-        if wanted.gate is not None:
-            self.add(made.tabled[0].gate, wanted.gate.unsqueeze(-1))
-        self.far = (wanted.left, wanted.right) if far else None
-        if axes:
-            down, across = wanted.down[0] if columns == 1 else wanted.down.sum(0), wanted.across
-            if self.fix is not None:  # these were summed before their rows were known whole
-                shape = problem.form.q_geometry[1]
-                fix = self.fix.unflatten(-1, shape)
-                down = (down.unflatten(-1, (shape[0], -1, shape[1])) * fix.unsqueeze(-2)).flatten(2)
-                across = (across.unflatten(-1, (*shape[::-1], -1)) * fix.mT.unsqueeze(-1)).flatten(2)
-            self.axes(down, across)
-        return d_q
+        return d_q, wanted
 
     def keys(self) -> tuple[Tensor, Tensor]:
         """d_k and d_v, and the sums of dS along columns."""
         problem, made, given = self.problem, self.made, turned(self.problem, self.made)
+        kind = *self.dims, self.k.dtype, added(given)
+        tiling = tuned("keys", kind, key_tiling(*kind), lambda tiling: self.sweep_queries(tiling, given))
+        d_k, d_v, wanted = self.sweep_queries(tiling, given)
+        for piece in made.cols if wanted.plain is not None else ():
+            self.add(piece.slots[0], wanted.plain.unsqueeze(-2))
+        for piece in made.crossed if wanted.cross is not None else ():
+            self.add(piece.slots[0], wanted.cross.unsqueeze(-2))
+        if wanted.scale is not None:
+            self.add(problem.form.scale, wanted.scale.unsqueeze(-2))
+        joined = []
+        for grad, x in ((d_k, self.k), (d_v, self.v)):
+            if x.shape[1] != grad.shape[1]:
+                grad = grad.unflatten(1, (x.shape[1], -1)).sum(2).to(x.dtype)
+            joined.append(grad)
+        return joined[0], joined[1]
+
+    def sweep_queries(self, tiling: Tiling, given: Given) -> tuple[Tensor, Tensor, Sums]:
+        """The pass over queries for blocks of keys."""
+        problem, made = self.problem, self.made
         batch, heads, _, k_len = problem.sizes
-        tiling = on_lines(key_tiling(*self.dims, self.k.dtype, added(given)), given)
+        tiling = on_lines(tiling, given)
         shared, columns = max(self.k.shape[1], self.v.shape[1]), 1
         blocks = -(-k_len // tiling.block_k)
         if given.axes:
@@ -189,6 +221,7 @@ class _Backward:
         col = lambda want: self.room(k_len) if want else None  # noqa: E731
         wanted = Sums(
             fix=self.fix,
+            outside=None,
             plain=col(self._wants(made.cols)),
             scale=col(bool(given.col_scale) and self.needs[problem.form.scale]),
             cross=col(self._wants(made.crossed)),
@@ -209,84 +242,82 @@ class _Backward:
             **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, RAGGED=is_ragged(given, tiling),
             GROUP=heads // shared,
         )  # fmt: skip
-        for piece in made.cols if wanted.plain is not None else ():
-            self.add(piece.slots[0], wanted.plain.unsqueeze(-2))
-        for piece in made.crossed if wanted.cross is not None else ():
-            self.add(piece.slots[0], wanted.cross.unsqueeze(-2))
-        if wanted.scale is not None:
-            self.add(problem.form.scale, wanted.scale.unsqueeze(-2))
-        joined = []
-        for grad, x in ((d_k, self.k), (d_v, self.v)):
-            if x.shape[1] != shared:
-                grad = grad.unflatten(1, (x.shape[1], -1)).sum(2).to(x.dtype)
-            joined.append(grad)
-        return joined[0], joined[1]
+        return d_k, d_v, wanted
 
     def table(self) -> None:
         """The gradient of the table, by block diagonals."""
         problem, given = self.problem, self.made.given
         batch, heads, q_len, k_len = problem.sizes
         grid = problem.form.k_geometry[1][1] if given.table.width is not None else None
-        tiling = diagonal_tiling(*self.dims, self.k.dtype, grid)
-        block = tiling.block_q
-        begin, end = self._diagonals(block)
-        own = batch if given.table.batch else 1  # batch rows that have a table of their own
+        clipped = given.table.reach is not None
+        tiling = diagonal_tiling(*self.dims, self.k.dtype, grid, clipped)
+        begin, end = self._diagonals(tiling)
+        # batch rows that have a table of their own, or are summed apart, for there are few diagonals to share out
+        own = batch if given.table.batch or clipped else 1
         whole = given.table.width is not None
         count = max(end - begin, 0)
-        shape = (block, block) if whole else (2, block)
+        shape = (tiling.block_q, tiling.block_k) if whole else (tiling.block_q // tiling.block_k + 1, tiling.block_k)
         sums = torch.empty(own * heads, count, *shape, dtype=torch.float32, device=self.q.device)
         if count:
             run(
                 diagonal_kernel, own * heads * count, tiling,
                 self.q, self.k, self.v, self.d_out, self.lse, self.inner, self.fix, sums, given, *self._common(),
                 heads // self.k.shape[1], heads // self.v.shape[1], begin, count, batch // own, own * heads,
-                **self._flags(), BLOCK=block, WHOLE=whole,
+                **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, WHOLE=whole,
             )  # fmt: skip
         sums = sums.unflatten(0, (own, heads))
-        grad = self._on_grid(sums, begin, block) if whole else self._on_line(sums, begin, block)
+        if not given.table.batch and own > 1:
+            sums = sums.sum(0, keepdim=True)
+        grad = self._on_grid(sums, begin) if whole else self._on_line(sums, begin)
         for piece in self.made.tabled:
             self.add(piece.slots[0], grad)
 
-    def _diagonals(self, block: int) -> tuple[int, int]:
+    def _diagonals(self, tiling: Tiling) -> tuple[int, int]:
         """Which block diagonals any pair that may meet, and any entry of its own, lies on."""
         problem, given = self.problem, self.made.given
         _, _, q_len, k_len = problem.sizes
-        begin, end = 1 + (-k_len // block), -(-q_len // block)
+        high, wide = tiling.block_q, tiling.block_k
+        begin, end = 1 + (-k_len // wide), (-(-q_len // high) - 1) * (high // wide) + 1
         if problem.form.q_start >= 0 or problem.form.k_start >= 0:
             return begin, end
-        shift, low, high = problem.starts[0] - problem.starts[1], None, None
+        shift, least, most = problem.starts[0] - problem.starts[1], None, None
         if given.mask:
-            low, high = given.mask.lo, given.mask.hi
+            least, most = given.mask.lo, given.mask.hi
         if given.table.reach is not None:
             inside = given.table.reach - 1
-            low = -inside if low is None else max(low, -inside)
-            high = inside if high is None else min(high, inside)
-        if low is not None:  # the last displacement of tile m is (m + 1) block - 1 + shift
-            begin = max(begin, -(-(low - shift + 1) // block) - 1)
-        if high is not None:  # the first is (m - 1) block + 1 + shift
-            end = min(end, (high - shift - 1) // block + 2)
+            least = -inside if least is None else max(least, -inside)
+            most = inside if most is None else min(most, inside)
+        if least is not None:  # the last displacement of tile m is m wide + high - 1 + shift
+            begin = max(begin, -(-(least - shift - high + 1) // wide))
+        if most is not None:  # the first is (m - 1) wide + 1 + shift
+            end = min(end, (most - shift - 1) // wide + 2)
         return begin, end
 
-    def _on_line(self, sums: Tensor, begin: int, block: int) -> Tensor:
-        """Diagonals of tiles, which overlap by halves, as entries of the table: [own, heads, n]."""
+    def _on_line(self, sums: Tensor, begin: int) -> Tensor:
+        """Diagonals of tiles, which overlap, as entries of the table: [own, heads, n]."""
         problem, given = self.problem, self.made.given
         _, _, q_len, k_len = problem.sizes
-        own, heads, count = sums.shape[:3]
-        joined = sums.new_zeros(own, heads, count + 1, block)
-        joined[:, :, :count] += sums[..., 0, :]
-        joined[:, :, 1:] += sums[..., 1, :]
+        own, heads, count, parts, wide = sums.shape
+        joined = sums.new_zeros(own, heads, count + parts - 1, wide)
+        for part in range(parts):
+            joined[:, :, part : part + count] += sums[..., part, :]
         flat = joined.flatten(2)
-        first = (begin - 1) * block + k_len  # the table's entry that flat begins at
+        first = (begin - 1) * wide + k_len - 1  # the table's entry that flat begins at
         grad = sums.new_zeros(own, heads, q_len + k_len - 1)
         low, high = max(first, 0), min(first + flat.shape[-1], grad.shape[-1])
+        same = problem.form.q_start < 0 and problem.form.k_start < 0  # the displacement of an entry
+        if self.far is not None and same:  # entries out there are only known together
+            zero = k_len - 1 - problem.starts[0] + problem.starts[1]
+            low, high = max(low, zero - given.table.reach + 1), min(high, zero + given.table.reach)
         if high > low:
             grad[..., low:high] = flat[..., low - first : high - first]
-        if self.far is not None:  # entries out there are only known together
-            delta = torch.arange(grad.shape[-1], device=grad.device) - (k_len - 1) + problem.starts[0]
-            delta = (delta - problem.starts[1])[None]
-            for slot, sign in ((problem.form.q_start, 1), (problem.form.k_start, -1)):
-                delta = delta if slot < 0 else delta + sign * problem.operands[slot]
-            grad = torch.where((delta.abs() < given.table.reach).unsqueeze(1), grad, 0.0)
+        if self.far is not None:
+            if not same:
+                delta = torch.arange(grad.shape[-1], device=grad.device) - (k_len - 1) + problem.starts[0]
+                delta = (delta - problem.starts[1])[None]
+                for slot, sign in ((problem.form.q_start, 1), (problem.form.k_start, -1)):
+                    delta = delta if slot < 0 else delta + sign * problem.operands[slot]
+                grad = torch.where((delta.abs() < given.table.reach).unsqueeze(1), grad, 0.0)
             for sums_of, entry in zip(self.far, (-1, 0), strict=True):
                 if given.table.gate:
                     gate = each_head(problem.operands[self.made.tabled[0].gate], heads).float().squeeze(-1)
@@ -295,19 +326,19 @@ class _Backward:
                 grad[..., entry] += each if own > 1 else each.sum(0, keepdim=True)
         return grad
 
-    def _on_grid(self, sums: Tensor, begin: int, block: int) -> Tensor:
+    def _on_grid(self, sums: Tensor, begin: int) -> Tensor:
         """Whole tiles as entries of a table over two axes: [own, heads, n + 3]."""
         (q_high, wide), (k_high, _) = self.problem.form.q_geometry[1], self.problem.form.k_geometry[1]
         own, heads, count = sums.shape[:3]
-        lines = block // wide
-        tiles = sums.unflatten(-1, (lines, wide)).unflatten(-3, (lines, wide)).transpose(-3, -2)
-        joined = sums.new_zeros(own, heads, (count + 1) * lines, wide, wide)
-        for mine in range(lines):
-            for theirs in range(lines):  # tile m, lines a and b: displacement (m lines + a - b) of lines
-                at = mine - theirs + lines - 1
-                joined[:, :, at : at + count * lines : lines] += tiles[:, :, :, mine, theirs]
+        mine, theirs = (n // wide for n in sums.shape[3:])  # lines of a tile
+        tiles = sums.unflatten(-1, (theirs, wide)).unflatten(-3, (mine, wide)).transpose(-3, -2)
+        joined = sums.new_zeros(own, heads, count * theirs + mine - 1, wide, wide)
+        for a in range(mine):
+            for b in range(theirs):  # tile m, lines a and b: displacement (m theirs + a - b) of lines
+                at = a - b + theirs - 1
+                joined[:, :, at : at + (count - 1) * theirs + 1 : theirs] += tiles[:, :, :, a, b]
         across = unskew(joined).sum(-2).flip(-1)  # [own, heads, displacements of lines, of columns]
-        first = (begin - 1) * lines + 1 + k_high - 1
+        first = (begin - 1) * theirs + 1 + k_high - 1  # the line of the table that `across` begins at
         grad = sums.new_zeros(own, heads, q_high + k_high - 1, across.shape[-1])
         low, high = max(first, 0), min(first + across.shape[2], grad.shape[2])
         grad[:, :, low:high] = across[:, :, low - first : high - first]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .choice import Tiling, interpreted, line_block
-from .given import Given
+from .given import Given, Has
 
 log = logging.getLogger("regard")
 
@@ -21,19 +23,21 @@ def dense_rows(x: Tensor) -> Tensor:
 
 
 def added(given: Given) -> str:
-    """What tiles load besides keys and values."""
-    return "axes" if given.axes else "table" if given.table or given.gathered else "nothing"
+    """What tiles have besides keys and values."""
+    if given.axes or given.table or given.gathered:
+        return "axes" if given.axes else "table"
+    return "slope" if given.slope else "cut" if given.mask else "nothing"
 
 
 def is_easy(given: Given) -> bool:
-    """Nothing but scale * q·k, with a scale that keeps the order; tables and axes; and a number a row."""
-    parts = given.row_scale or given.col_scale or given.col or given.cross_row or given.slope or given.gathered
-    return not parts and given.softcap is None and given.scale >= 0
+    """Nothing but scale * q·k, with a scale that keeps the order; tables, slopes and axes; and a number a row."""
+    parts = given.row_scale or given.col_scale or given.col or given.cross_row or given.gathered
+    return not parts and given.softcap is None and given.scale >= 0 and not (given.slope and given.axes)
 
 
 def is_plain(given: Given) -> bool:
     """Nothing but scale * q·k."""
-    return is_easy(given) and not (given.row or given.table or given.axes)
+    return is_easy(given) and not (given.row or given.table or given.axes or given.slope)
 
 
 def on_lines(tiling: Tiling, given: Given) -> Tiling:
@@ -55,32 +59,66 @@ def precision(dtype: torch.dtype) -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
-_seen: set[tuple] = set()
+#: kernels that are compiled, by all that the compiler looks at
+_ready: dict[tuple, tuple[Any, tuple]] = {}
 
 
 def run(kernel: Any, programs: int, tiling: Tiling, *args: Any, **flags: Any) -> None:
-    """Launch a kernel; the first call of a structure compiles, and says so."""
-    shape = tuple(flags.items()), tiling, kernel.fn.__name__, _shape(args)
-    fresh = shape not in _seen
+    """Launch a kernel; the first call of a structure compiles, and says so.
+
+    Later calls go past Triton's own search for the compiled kernel, which takes longer than all else that is done
+    before a launch: it looks at every argument in Python.
+    """
     options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
     if tiling.registers is not None:
         options["maxnreg"] = tiling.registers
+    if interpreted():
+        _tell(kernel, tuple(flags.items()), lambda: kernel[(programs,)](*args, **flags, **options))
+        return
+    device = args[0].device
+    key: list = [kernel, tiling, device.index, *flags.values()]
+    _look_at(args, key.append)
+    shape = tuple(key)
+    with torch.cuda.device(device) if device.index != torch.cuda.current_device() else _NOWHERE:
+        found = _ready.get(shape)
+        if found is not None:
+            found[0][(programs, 1, 1)](*args, *found[1])
+            return
+        rest = tuple(flags[name] for name in kernel.arg_names[len(args) :])
+        compiled = _tell(kernel, shape, lambda: kernel[(programs,)](*args, **flags, **options))
+        _ready[shape] = compiled, rest
+
+
+def _look_at(args: tuple, say: Callable[[Any], None]) -> None:
+    """What of some arguments the compiler sees: types, whether pointers and numbers are multiples of 16, ones."""
+    for x in args:
+        kind = type(x)
+        if x is None:
+            say(None)
+        elif kind is int:
+            say(1 if x == 1 else (x & 15 == 0, -(2**31) <= x < 2**31))
+        elif isinstance(x, Tensor):
+            say(x.dtype)
+            say(x.data_ptr() & 15 == 0)
+        elif kind is Has:  # there is one of each, which is kept
+            say(id(x))
+        elif isinstance(x, tuple):
+            say(len(x))
+            if x:
+                _look_at(x, say)
+        else:
+            say(kind if kind is float or kind is bool else x.value)
+
+
+_NOWHERE = contextlib.nullcontext()
+_told: set[tuple] = set()
+
+
+def _tell(kernel: Any, shape: tuple, call: Callable[[], Any]) -> Any:
+    """Call what may compile, and say so the first time."""
     begin = time.perf_counter()
-    with torch.cuda.device(args[0].device) if args[0].is_cuda else _nowhere():
-        kernel[(programs,)](*args, **flags, **options)
-    if fresh:
-        _seen.add(shape)
+    result = call()
+    if (kernel, shape) not in _told:
+        _told.add((kernel, shape))
         log.info("triton: compiled %s in %.1f s", kernel.fn.__name__, time.perf_counter() - begin)
-
-
-class _nowhere:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-def _shape(x: Any) -> Any:
-    """What of an argument the compiler sees: types, and which fields there are."""
-    if isinstance(x, tuple):
-        return tuple(_shape(each) for each in x)
-    return x.dtype if isinstance(x, Tensor) else type(x)
+    return result

@@ -20,6 +20,8 @@ from .tiles import (
     across_of,
     cols_of,
     constant_span,
+    diagonal_sums,
+    diagonal_table,
     key_span,
     levels,
     logits,
@@ -89,12 +91,49 @@ def stronger(best, keys, s, j, most):
 
 
 @triton.jit
+def floor_of(crest, TOP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
+    """What the TOP strongest keys of each row have at the least, from the largest logits at each place of a tile.
+
+    These are logits of different keys, so the TOP-th of them is such a bound; a little less of it, for rounding.
+    """
+    if TOP > BLOCK_K:
+        return tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    else:
+        c = tl.arange(0, BLOCK_K)
+        most = tl.max(crest, 1)
+        for _ in range(1, TOP):
+            at = tl.min(tl.where(crest == most[:, None], c[None, :], BLOCK_K), 1)
+            crest = tl.where(c[None, :] == at[:, None], float("-inf"), crest)
+            most = tl.max(crest, 1)
+        return tl.where(most == float("-inf"), most, most - tl.abs(most) * 1e-6)
+
+
+@triton.jit
+def pick_in(
+    best, keys, floor, q, k_ptr, k_step, given, b, h, i, j0, edge, rows, shift, level,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, MASKED: tl.constexpr,
+    CONSTANT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One key tile into the strongest keys: the second sweep, in which few are above the floor."""
+    j = j0 + tl.arange(0, BLOCK_K)
+    k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, MASKED)
+    s = scores(q, k, given, b, h, i, j, rows, shift, level, BLOCK_Q, CONSTANT, PRECISION)
+    if MASKED:
+        s = tl.where(shown(given, b, h, i, j, shift, False) & (j < edge)[None, :], s, float("-inf"))
+    s = tl.where(s >= floor[:, None], s, float("-inf"))
+    return stronger(best, keys, s, j, tl.max(s, 1))
+
+
+@triton.jit
 def look_in(
-    top, total, spread, best, keys, q, k_ptr, k_step, given, b, h, i, j0, edge, rows, shift, level,
+    top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, edge, rows, shift, level,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, MASKED: tl.constexpr,
     CONSTANT: tl.constexpr, PRECISION: tl.constexpr, BARE: tl.constexpr, ENTROPY: tl.constexpr, TOP: tl.constexpr,
 ):  # fmt: skip
-    """One key tile into the running maximum, sum, sum of weight times logit, and strongest keys."""
+    """One key tile into the running maximum, sum and sum of weight times logit.
+
+    TOP: and into `crest`, the largest logit so far at each place of a tile.
+    """
     j = j0 + tl.arange(0, BLOCK_K)
     k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, MASKED)
     if BARE and CONSTANT and not MASKED and not TOP:  # one number is added: it joins the scale in one operation
@@ -111,24 +150,27 @@ def look_in(
         safe = tl.where(new == float("-inf"), 0.0, new)  # nothing seen yet
         away = s - safe[:, None]
         if TOP:
-            best, keys = stronger(best, keys, s, j, most)
+            crest = tl.maximum(crest, s)
     weights = tl.exp2(away)
     fade = tl.exp2(top - safe)
     if ENTROPY:
         gap = tl.where(top == float("-inf"), 0.0, top - safe)
         spread = fade * (spread + gap * total) + tl.sum(tl.where(weights > 0.0, weights * away, 0.0), 1)
     total = total * fade + tl.sum(weights, 1)
-    return new, total, spread, best, keys
+    return new, total, spread, crest
 
 
 @triton.jit
 def by_rows(
     q_ptr, k_ptr, lse_ptr, entropy_ptr, logit_ptr, weight_ptr, index_ptr, given,
     q_batch, q_head, q_step, k_batch, k_head, k_step, k_group,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
-    BARE: tl.constexpr, ENTROPY: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BARE: tl.constexpr, ENTROPY: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head. TOP keys are kept, in WIDTH (a power of two) places. BARE: see `scores`."""
+    """One block of queries of one head. BARE: see `scores`.
+
+    TOP keys are kept, in WIDTH (a power of two) places, by a second sweep that knows how strong they must be.
+    """
     blocks = tl.cdiv(given.q_len, BLOCK_Q)
     block = blocks - 1 - tl.program_id(0) % blocks  # the last rows of a causal matrix have the most to do
     b, h = tl.program_id(0) // blocks // given.heads, tl.program_id(0) // blocks % given.heads
@@ -145,40 +187,39 @@ def by_rows(
     sink = top
     total = tl.zeros([BLOCK_Q], tl.float32)
     spread = tl.zeros([BLOCK_Q], tl.float32)
-    best = tl.full([BLOCK_Q, WIDTH], float("-inf"), tl.float32)
-    keys = tl.zeros([BLOCK_Q, WIDTH], tl.int32) + LATE + tl.arange(0, WIDTH)[None, :]  # all different
+    crest = tl.full([BLOCK_Q, BLOCK_K if TOP else 1], float("-inf"), tl.float32)
 
     first, full, still, last = key_span(given, b, i0, shift, BLOCK_Q, BLOCK_K)
-    left, right = constant_span(given, i0, shift, full, still, BLOCK_Q, BLOCK_K)
+    left, right = constant_span(given, i0, shift, full, still, BLOCK_Q, BLOCK_K, False)
     far_left, far_right = 0.0, 0.0
     if given.has.clipped:
         far_left, far_right = levels(given, b, h)
     if given.has.mask:
         for j0 in range(first, full, BLOCK_K):
-            top, total, spread, best, keys = look_in(
-                top, total, spread, best, keys, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
+            top, total, spread, crest = look_in(
+                top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
                 DIM, BLOCK_D, BLOCK_Q, BLOCK_K, True, False, PRECISION, BARE, ENTROPY, TOP,
             )  # fmt: skip
     if given.has.clipped:
         for j0 in range(full, left, BLOCK_K):
-            top, total, spread, best, keys = look_in(
-                top, total, spread, best, keys, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, far_left,
+            top, total, spread, crest = look_in(
+                top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, far_left,
                 DIM, BLOCK_D, BLOCK_Q, BLOCK_K, False, True, PRECISION, BARE, ENTROPY, TOP,
             )  # fmt: skip
     for j0 in range(left, right, BLOCK_K):
-        top, total, spread, best, keys = look_in(
-            top, total, spread, best, keys, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
+        top, total, spread, crest = look_in(
+            top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
             DIM, BLOCK_D, BLOCK_Q, BLOCK_K, False, not given.has.table, PRECISION, BARE, ENTROPY, TOP,
         )  # fmt: skip
     if given.has.clipped:
         for j0 in range(right, still, BLOCK_K):
-            top, total, spread, best, keys = look_in(
-                top, total, spread, best, keys, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, far_right,
+            top, total, spread, crest = look_in(
+                top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, far_right,
                 DIM, BLOCK_D, BLOCK_Q, BLOCK_K, False, True, PRECISION, BARE, ENTROPY, TOP,
             )  # fmt: skip
     for j0 in range(still, last, BLOCK_K):
-        top, total, spread, best, keys = look_in(
-            top, total, spread, best, keys, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
+        top, total, spread, crest = look_in(
+            top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
             DIM, BLOCK_D, BLOCK_Q, BLOCK_K, True, False, PRECISION, BARE, ENTROPY, TOP,
         )  # fmt: skip
 
@@ -193,6 +234,37 @@ def by_rows(
     if ENTROPY:
         tl.store(entropy_ptr + at, (size * total - spread) / tl.where(blind, 1.0, whole) * LN2, mask=inside)
     if TOP:
+        best = tl.full([BLOCK_Q, WIDTH], float("-inf"), tl.float32)
+        keys = tl.zeros([BLOCK_Q, WIDTH], tl.int32) + LATE + tl.arange(0, WIDTH)[None, :]  # all different
+        floor = floor_of(crest, TOP, BLOCK_Q, BLOCK_K)
+        if given.has.mask:
+            for j0 in range(first, full, BLOCK_K):
+                best, keys = pick_in(
+                    best, keys, floor, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
+                    DIM, BLOCK_D, BLOCK_Q, BLOCK_K, True, False, PRECISION,
+                )  # fmt: skip
+        if given.has.clipped:
+            for j0 in range(full, left, BLOCK_K):
+                best, keys = pick_in(
+                    best, keys, floor, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, far_left,
+                    DIM, BLOCK_D, BLOCK_Q, BLOCK_K, False, True, PRECISION,
+                )  # fmt: skip
+        for j0 in range(left, right, BLOCK_K):
+            best, keys = pick_in(
+                best, keys, floor, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
+                DIM, BLOCK_D, BLOCK_Q, BLOCK_K, False, not given.has.table, PRECISION,
+            )  # fmt: skip
+        if given.has.clipped:
+            for j0 in range(right, still, BLOCK_K):
+                best, keys = pick_in(
+                    best, keys, floor, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, far_right,
+                    DIM, BLOCK_D, BLOCK_Q, BLOCK_K, False, True, PRECISION,
+                )  # fmt: skip
+        for j0 in range(still, last, BLOCK_K):
+            best, keys = pick_in(
+                best, keys, floor, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
+                DIM, BLOCK_D, BLOCK_Q, BLOCK_K, True, False, PRECISION,
+            )  # fmt: skip
         for n in tl.static_range(TOP):
             s = tl.max(best, 1)
             key = tl.min(tl.where(best == s[:, None], keys, 0x7FFFFFFF), 1)
@@ -241,7 +313,7 @@ def sweep(
     registers: a cell is summed once.
     """
     a = tl.arange(0, BLOCK_Q)
-    for g in range(begin, end):
+    for g in tl.range(begin, end, flatten=POOL):
         if POOL:
             line = g * (BLOCK_Q // HIGH)
             held = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
@@ -386,7 +458,7 @@ def by_diagonals(
 
     level = 0.0
     if given.has.table:
-        level = level_tile(given, b, h, off * BLOCK_K + a[:, None] - c[None, :] + given.k_len - 1)
+        level = diagonal_table(given, b, h, off * BLOCK_K, BLOCK_Q, BLOCK_K).to(tl.float32)
     total = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
     for t in range(begin, whole):
         i, j = t * BLOCK_Q + a, t * BLOCK_Q - off * BLOCK_K + c
@@ -403,18 +475,6 @@ def by_diagonals(
             DIM, BLOCK_D, BLOCK_Q, True, True, PRECISION, False,
         )  # fmt: skip
 
-    # turned[r, d] is the pair of row r whose displacement is d up to a multiple of BLOCK_K
-    turned = tl.gather(total, (a[:, None] - c[None, :]) & (BLOCK_K - 1), axis=1)
-    part = a[:, None] // BLOCK_K + tl.where(a[:, None] % BLOCK_K >= c[None, :], 1, 0)
-    out_ptr += ((b * given.heads + h).to(tl.int64) * count + line) * ((tall + 1) * BLOCK_K)
-    for row in tl.static_range(tall + 1):
-        tl.store(out_ptr + row * BLOCK_K + c, tl.sum(tl.where(part == row, turned, 0.0), 0))
-
-
-@triton.jit
-def level_tile(given, b, h, entry):
-    """A line's table at its entries [i - j + k_len - 1], before its gate; 0 beyond its ends."""
-    t = given.table
-    size = given.q_len + given.k_len - 1
-    base = t.ptr + b.to(tl.int64) * t.batch + h.to(tl.int64) * t.head
-    return tl.load(base + (size - 1 - entry), mask=(entry >= 0) & (entry < size), other=0.0).to(tl.float32)
+    diagonal_sums(
+        total, out_ptr + ((b * given.heads + h).to(tl.int64) * count + line) * ((tall + 1) * BLOCK_K), BLOCK_Q, BLOCK_K
+    )  # fmt: skip

@@ -8,29 +8,29 @@
 | terms of a query on both axes of a grid (SAM) | `Axes`: what each query gives to each line and each column |
 | other tables, and content terms over few displacements | `Gathered`: an entry a pair |
 
-Everything is linear in the lengths. `unsuited` says what only the tensors show that kernels cannot take.
+Everything is linear in the lengths.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
 from ...normal import Piece, Problem, each_head
 from ..tiled.places import coordinates
 from .axes import Meeting
-from .choice import mask_parts
+from .choice import Tiling, interpreted, mask_parts
 from .given import Axes, Gathered, Given, Has, Mask, Operand, Toeplitz
-from .launch import dense_rows
+from .launch import dense_rows, run
 
 LOG2E = 1.4426950408889634
-#: entries of R that a content term may have, to be kept for every query
-FEW = 1024
 #: room after a table for tiles that reach past the end
 ROOM = 272
 
@@ -46,37 +46,6 @@ class Prepared(NamedTuple):
     tabled: tuple[Piece, ...]
     axes: tuple[Piece, ...]
     odd: tuple[Piece, ...]  # gathered
-
-
-def unsuited(problem: Problem, v: Tensor) -> str | None:
-    """Why these tensors are not for the kernels, though the form is."""
-    form, (batch, heads, q_len, k_len) = problem.form, problem.sizes
-    most = max(problem.q.shape[-1], v.shape[-1])
-    if most > 256:
-        return f"heads of {most} numbers, at most 256"
-    if not (batch and heads and q_len and k_len and problem.q.shape[-1]):
-        return "an empty A"
-    if form.scale >= 0 and 1 not in problem.operands[form.scale].shape[-2:]:
-        return "a scale of its own for each pair"
-    crossed = set()
-    for piece in form.pieces:
-        if piece.gate >= 0 and problem.operands[piece.gate].shape[-1] != 1:
-            return "a gate for each key"
-        x = problem.operands[piece.slots[0]]
-        if piece.kind == "vector":
-            if 1 not in x.shape[-2:]:
-                return "a bias of its own for each pair"
-            if piece.gate >= 0 and x.shape[-1] != 1:
-                crossed.add(piece.gate)
-        if piece.kind in ("query", "key"):
-            rows = problem.operands[piece.slots[1]].shape[2]
-            if piece.space[0] == "grid" and piece.lookup >= 0:
-                rows = problem.operands[piece.lookup].shape[-1]
-            if rows > FEW:
-                return f"{piece.label}: {rows} displacements to keep for every token, at most {FEW}"
-    if len(crossed) > 1:
-        return "several gates over biases of keys"
-    return None
 
 
 def prepare(problem: Problem) -> Prepared:
@@ -116,13 +85,21 @@ def prepare(problem: Problem) -> Prepared:
         boost=1 / (1 - form.dropout) if form.dropout else None,
         sink=_operand([problem.operands[form.sink].unsqueeze(-1)], LOG2E) if form.sink >= 0 else (),
     )
-    return Prepared(given._replace(has=_has(given)), **{name: tuple(pieces) for name, pieces in sorted_.items()})
+    given = given._replace(has=_has(given, problem.q.dtype))
+    return Prepared(given, **{name: tuple(pieces) for name, pieces in sorted_.items()})
 
 
-def _has(given: Given) -> Has:
+def _has(given: Given, dtype: torch.dtype) -> Has:
     there = {name: bool(getattr(given, name, ())) for name in Has._fields}
     there |= {"cross": bool(given.cross_row), "clipped": bool(given.table) and given.table.reach is not None}
-    return Has(**{name: tl.constexpr(x) for name, x in (there | {"gathered": len(given.gathered)}).items()})
+    ramp = bool(given.slope) and not given.slope.step and not given.table
+    there["ramp"] = ramp and dtype != torch.float32  # a slope in two parts rounds twice
+    return _constants(*(len(given.gathered) if name == "gathered" else there[name] for name in Has._fields))
+
+
+@functools.cache
+def _constants(*there: int) -> Has:
+    return Has(*(tl.constexpr(x) for x in there))
 
 
 def _sort(problem: Problem) -> dict[str, list[Piece]]:
@@ -190,37 +167,87 @@ def _starts(problem: Problem, slot: int) -> Tensor | None:
 
 
 def toeplitz(problem: Problem, pieces: Sequence[Piece], by_key: bool = False) -> Toeplitz:
-    """The sum of tables, in shifted copies, in the dtype of q: its rounding is that of a logit's parts."""
+    """The sum of tables, in shifted copies, in the dtype of q: its rounding is that of a logit's parts.
+
+    The copies are kept on the table they were made of, for as long as it lives and is not changed in place: where the
+    lowered table is kept between calls, it is laid out once. They are for one stream, which made them.
+    """
+    source = problem.operands[pieces[0].slots[0]]
+    keeps = len(pieces) == 1 and pieces[0].gate < 0 and source.is_cuda and not source.is_inference()
+    if not keeps or torch.cuda.is_current_stream_capturing():
+        return _lay_out(problem, pieces, by_key)
+    stream = torch.cuda.current_stream(source.device).cuda_stream
+    form = problem.form
+    shape = problem.sizes[1:], form.q_geometry, form.k_geometry, pieces[0]
+    key = source._version, stream, by_key, problem.q.dtype, *shape
+    kept = source.__dict__.setdefault("_regard_laid", {})
+    if key not in kept:
+        if len(kept) > 4:
+            kept.clear()
+        kept[key] = _lay_out(problem, pieces, by_key)
+    return kept[key]
+
+
+def _lay_out(problem: Problem, pieces: Sequence[Piece], by_key: bool) -> Toeplitz:
     tables = [_plain(problem, piece.slots[0]) for piece in pieces]
-    total = sum(tables[1:], tables[0])
-    near, width, pitch, dtype = None, None, 0, problem.q.dtype
+    total = sum(tables[1:], tables[0]).contiguous()
+    near, width, pitch, dtype, line, reach = None, None, 0, problem.q.dtype, total.shape[-1], None
     copies = 16 // dtype.itemsize
-    reach = None
+    size = total.shape[-1]
     if pieces[0].space[0] == "line":
-        turned = total if by_key else total.flip(-1)
         reaches = [piece.reach for piece in pieces]
         reach = max(r for r in reaches if r is not None) if None not in reaches else None
+        pitch_of_line = size
     else:
         (q_high, q_wide), (k_high, k_wide) = problem.form.q_geometry[1], problem.form.k_geometry[1]
-        shape = q_high + k_high - 1, q_wide + k_wide - 1
-        pitch = -(-shape[1] // copies) * copies
-        body = total[..., :-3].unflatten(-1, shape)
-        body = body if by_key else body.flip((-2, -1))
-        turned = torch.nn.functional.pad(body, (0, pitch - shape[1])).flatten(-2)
-        high, wide, other = (k_high, k_wide, q_wide) if by_key else (q_high, q_wide, k_wide)
-        at = torch.arange(high * wide, device=total.device, dtype=torch.int32)
-        near = (high - 1 - at // wide) * pitch + wide - 1 - at % wide
-        width = tl.constexpr(other)
-    stride = -(-(turned.shape[-1] + ROOM + pitch) // 16) * 16
-    laid = torch.nn.functional.pad(turned * LOG2E, (0, stride + copies - turned.shape[-1])).to(dtype)
-    steps = laid.stride()
-    laid = laid.as_strided((*laid.shape[:2], copies, stride), (*steps[:2], 1, 1)).contiguous()
+        line = q_wide + k_wide - 1
+        pitch = pitch_of_line = -(-line // copies) * copies
+        size = (q_high + k_high - 1) * line
+        near = _near(*((k_high, k_wide) if by_key else (q_high, q_wide)), pitch, str(total.device))
+        width = tl.constexpr(q_wide if by_key else k_wide)
+    lines = size // line
+    stride = -(-(lines * pitch_of_line + ROOM + pitch) // 16) * 16
+    laid = torch.empty(*total.shape[:2], copies, stride, dtype=dtype, device=total.device)
+    block = 16 if interpreted() else 1024
+    blocks = -(-stride // block)
+    run(
+        lay_kernel, blocks * laid.shape[0] * laid.shape[1] * copies, Tiling(block, 1, 4, 1),
+        total, laid, blocks, copies, total.shape[-1], stride, size, line, pitch_of_line, LOG2E,
+        REVERSED=not by_key, BLOCK=block,
+    )  # fmt: skip
     batch, head = (0 if laid.shape[n] == 1 else laid.stride(n) for n in (0, 1))
     gate = pieces[0].gate
     return Toeplitz(
         laid, batch, head, stride, tl.constexpr(copies), tl.constexpr(by_key), near, width, pitch,
         () if gate < 0 else _operand([_plain(problem, gate).squeeze(-1)]), tl.constexpr(gate >= 0), reach,
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=32)
+def _near(high: int, wide: int, pitch: int, device: str) -> Tensor:
+    """a_i of a grid: the same for every call."""
+    with torch.inference_mode(False):
+        at = torch.arange(high * wide, device=device, dtype=torch.int32)
+        return (high - 1 - at // wide) * pitch + wide - 1 - at % wide
+
+
+@triton.jit
+def lay_kernel(
+    table_ptr, laid_ptr, blocks, copies, entries, stride, size, line, pitch, factor,
+    REVERSED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy s of a table, from entry s on: lines of `line` entries, `pitch` apart, the last one first if REVERSED."""
+    block, rest = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    copy, head = rest % copies, rest // copies
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    entry = at + copy
+    y, x = entry // pitch, entry % pitch
+    entry = y * line + x
+    inside = (x < line) & (entry < size)
+    if REVERSED:
+        entry = size - 1 - entry
+    value = tl.load(table_ptr + head.to(tl.int64) * entries + entry, mask=inside, other=0.0) * factor
+    tl.store(laid_ptr + rest.to(tl.int64) * stride + at, value.to(laid_ptr.dtype.element_ty), mask=at < stride)
 
 
 def _gathered(problem: Problem, piece: Piece) -> Gathered:
@@ -270,28 +297,31 @@ def _grid_entries(problem: Problem, axes: tuple[int, ...]) -> tuple[Tensor, Tens
     return ends[0], ends[1], size
 
 
-def axis_rows(problem: Problem, piece: Piece) -> Tensor:
-    """R of one axis for each place of a query and of a key: [batch or 1, heads or 1, q places, k places, f]."""
-    (axis,) = piece.space[1]
-    table = each_head(problem.operands[piece.slots[1]], problem.q.shape[1])
+def axis_rows(problem: Problem, piece: Piece, factor: float) -> Tensor:
+    """R of one axis, times a factor, for each place of a query and of a key: [.., q places, k places, f]."""
+    table = each_head(problem.operands[piece.slots[1]], problem.q.shape[1]).float()
     index = axis_entries(problem, piece)
     if piece.lookup >= 0:
         index = problem.operands[piece.lookup][0, 0][index]
-    return table[:, :, index]
+    return (table if factor == 1.0 else table * factor).to(problem.q.dtype)[:, :, index]
 
 
 def axis_entries(problem: Problem, piece: Piece) -> Tensor:
     """The displacement's entry for each place of a query and of a key on one axis."""
     (axis,) = piece.space[1]
-    mine, theirs = problem.form.q_geometry[1][axis], problem.form.k_geometry[1][axis]
-    device = problem.q.device
-    return torch.arange(mine, device=device)[:, None] - torch.arange(theirs, device=device) + theirs - 1
+    return _entries(problem.form.q_geometry[1][axis], problem.form.k_geometry[1][axis], str(problem.q.device))
+
+
+@functools.lru_cache(maxsize=32)
+def _entries(mine: int, theirs: int, device: str) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.arange(mine, device=device)[:, None] - torch.arange(theirs, device=device) + theirs - 1
 
 
 def meeting(problem: Problem, piece: Piece, factor: float = 1.0) -> Meeting:
     """A term of the query on one axis, as matrix products."""
     u = dense_rows(each_head(problem.operands[piece.slots[0]], problem.q.shape[1]).to(problem.q.dtype))
-    rows = (axis_rows(problem, piece).float() * factor).to(problem.q.dtype)
+    rows = axis_rows(problem, piece, factor)
     return Meeting(u, rows, piece.space[1][0], problem.form.q_geometry[1])
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...normal import Problem, product_buffer
-from .choice import forward_tiling, power
+from .choice import Tiling, forward_tiling, power
 from .launch import added, dense_rows, is_easy, is_ragged, on_lines, precision, run
 from .prepare import prepare, spans
 from .tiles import (
@@ -30,6 +30,7 @@ from .tiles import (
     shown,
     vector,
 )
+from .tune import tuned
 
 
 @triton.jit
@@ -37,16 +38,25 @@ def take_in(
     acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, edge, rows, shift, level,
     across_tile, down_row,
     DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
-    MASKED: tl.constexpr, CONSTANT: tl.constexpr, PRECISION: tl.constexpr, EASY: tl.constexpr,
+    MASKED: tl.constexpr, FAR: tl.constexpr, PRECISION: tl.constexpr, EASY: tl.constexpr,
 ):  # fmt: skip
     """One key tile into the running product. Keys at or past `edge` are not of this tile, where MASKED.
 
-    EASY: only tables, terms of axes and numbers a row are added to scale * q·k.
+    FAR: 1 where all displacements are >= the table's reach, -1 where all are <= -reach (and 0 is the reach of a slope).
+    EASY: only tables, slopes, terms of axes and numbers a row are added to scale * q·k.
     """
+    CONSTANT: tl.constexpr = FAR != 0
     j = j0 + tl.arange(0, BLOCK_K)
     k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, MASKED)
     dots = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if EASY and not MASKED and (CONSTANT or not given.has.table):
+    if EASY and given.has.ramp and CONSTANT and not MASKED:
+        # on this side of the diagonal a slope is a number a row and one a column, `level`
+        added = rows[1] - FAR * rows[3] * (i + shift - j0).to(tl.float32)
+        s = dots * given.scale + FAR * level[None, :]
+        new = tl.maximum(top, tl.max(s, 1) + added)
+        weights = tl.exp2(s - (new - added)[:, None])
+        fade = tl.exp2(top - new)
+    elif EASY and not given.has.slope and not MASKED and (CONSTANT or not given.has.table):
         # what is added is the same for a whole row: the scale and it join the subtraction in one operation
         added = rows[1] + down_row
         if given.has.table:
@@ -117,48 +127,53 @@ def forward_kernel(
                 acc, top, total = take_in(
                     acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, line * given.axes.wide + x0,
                     (line + 1) * given.axes.wide, rows, shift, 0.0, tile, down_row,
-                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, RAGGED, False, PRECISION, EASY,
+                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, RAGGED, 0, PRECISION, EASY,
                 )  # fmt: skip
                 down_row = coming
     else:
         first, full, still, last = key_span(given, b, i0, shift, BLOCK_Q, BLOCK_K)
-        left, right = constant_span(given, i0, shift, full, still, BLOCK_Q, BLOCK_K)
-        clipped: tl.constexpr = given.has.clipped
+        ramp: tl.constexpr = given.has.ramp and EASY
+        parted: tl.constexpr = given.has.clipped or ramp
+        left, right = constant_span(given, i0, shift, full, still, BLOCK_Q, BLOCK_K, ramp)
         far_left, far_right = 0.0, 0.0
-        if clipped:
+        if given.has.clipped:
             far_left, far_right = levels(given, b, h)
+        elif ramp:
+            slope = tl.load(given.slope.ptr + b.to(tl.int64) * given.slope.batch + h.to(tl.int64) * given.slope.head)
+            far_left = slope * tl.arange(0, BLOCK_K).to(tl.float32)
+            far_right = far_left
         if given.has.mask:
             for j0 in range(first, full, BLOCK_K):
                 acc, top, total = take_in(
                     acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
                     rows, shift, 0.0, 0.0, 0.0,
-                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, False, PRECISION, EASY,
+                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, 0, PRECISION, EASY,
                 )  # fmt: skip
-        if clipped:
+        if parted:
             for j0 in range(full, left, BLOCK_K):
                 acc, top, total = take_in(
                     acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
                     rows, shift, far_left, 0.0, 0.0,
-                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, True, PRECISION, EASY,
+                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, 1, PRECISION, EASY,
                 )  # fmt: skip
         for j0 in range(left, right, BLOCK_K):
             acc, top, total = take_in(
                 acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
                     rows, shift, 0.0, 0.0, 0.0,
-                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, False, PRECISION, EASY,
+                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, 0, PRECISION, EASY,
             )  # fmt: skip
-        if clipped:
+        if parted:
             for j0 in range(right, still, BLOCK_K):
                 acc, top, total = take_in(
                     acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
                     rows, shift, far_right, 0.0, 0.0,
-                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, True, PRECISION, EASY,
+                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, -1, PRECISION, EASY,
                 )  # fmt: skip
         for j0 in range(still, last, BLOCK_K):
             acc, top, total = take_in(
                 acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
                     rows, shift, 0.0, 0.0, 0.0,
-                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, False, PRECISION, EASY,
+                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, 0, PRECISION, EASY,
             )  # fmt: skip
 
     blind = total == 0.0
@@ -172,24 +187,28 @@ def forward_kernel(
     tl.store(lse_ptr + (b * given.heads + h).to(tl.int64) * given.q_len + i, lse, mask=inside)
 
 
-def product(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
-    """A @ v and the log-sum-exp."""
+def product(problem: Problem, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """A @ v, written to `out` if that is given, and the log-sum-exp."""
     batch, heads, q_len, _ = problem.sizes
     q, k, v = (dense_rows(x) for x in (problem.q, problem.k, v))
     dim, v_dim = q.shape[-1], v.shape[-1]
     given = prepare(problem).given
-    out = product_buffer(problem, v)
+    out = product_buffer(problem, v) if out is None else out
     lse = torch.empty(batch, heads, q_len, dtype=torch.float32, device=q.device)
-    tiling = on_lines(forward_tiling(dim, v_dim, k.dtype, added(given)), given)
-    given = spans(given, tiling.block_q, tiling.block_k, batch, q.device)
-    run(
-        forward_kernel, -(-q_len // tiling.block_q) * batch * heads, tiling,
-        q, k, v, out, lse, given,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-        heads // k.shape[1], heads // v.shape[1],
-        DIM=dim, V_DIM=v_dim, BLOCK_D=power(dim), BLOCK_V=power(v_dim),
-        BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, PRECISION=precision(k.dtype),
-        EASY=is_easy(given), BACKWARDS=bool(given.mask) and given.mask.lo is not None,
-        RAGGED=is_ragged(given, tiling),
-    )  # fmt: skip
+    kind = dim, v_dim, k.dtype, added(given)
+
+    def start(tiling: Tiling) -> None:
+        tiling = on_lines(tiling, given)
+        run(
+            forward_kernel, -(-q_len // tiling.block_q) * batch * heads, tiling,
+            q, k, v, out, lse, spans(given, tiling.block_q, tiling.block_k, batch, q.device),
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
+            heads // k.shape[1], heads // v.shape[1],
+            DIM=dim, V_DIM=v_dim, BLOCK_D=power(dim), BLOCK_V=power(v_dim),
+            BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, PRECISION=precision(k.dtype),
+            EASY=is_easy(given), BACKWARDS=bool(given.mask) and given.mask.lo is not None,
+            RAGGED=is_ragged(given, tiling),
+        )  # fmt: skip
+
+    start(tuned("forward", kind, forward_tiling(*kind), start))
     return out, lse

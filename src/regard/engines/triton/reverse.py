@@ -246,7 +246,7 @@ def query_kernel(
                 tl.store(base + at[:, None] + x[None, :], spread.to(wanted.across.dtype.element_ty), mask=inside)
     else:
         first, full, still, last = key_span(given, b, i0, shift, BLOCK_Q, BLOCK_K)
-        left, right = constant_span(given, i0, shift, full, still, BLOCK_Q, BLOCK_K)
+        left, right = constant_span(given, i0, shift, full, still, BLOCK_Q, BLOCK_K, False)
         far_left, far_right = 0.0, 0.0
         if given.has.clipped:
             far_left, far_right = levels(given, b, h)
@@ -289,6 +289,9 @@ def query_kernel(
         share = none
         if given.has.sink:
             share = tl.exp2(sink - lse)
+        if wanted.outside is not None:
+            at = (b * given.heads + h).to(tl.int64) * given.q_len + i
+            share += tl.load(wanted.outside + at, mask=i < given.q_len, other=0.0)
         fix = tl.where(sums[7] > 0.0, (1.0 - share) / sums[7], 0.0)
     acc = acc * (given.scale * LN2) * fix[:, None]
     if given.has.row_scale:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from ...normal import Problem
-from ...summaries import Entropy, Heatmap, Profile, Received, TopK
+from ...summaries import Entropy, Heatmap, LogSumExp, Profile, Received, TopK
 from .. import tiled
-from .choice import Tiling, interpreted, power
+from .choice import Tiling, interpreted, power, unsuited
 from .given import Given
 from .launch import dense_rows, is_plain, precision, run
 from .looks import by_columns, by_diagonals, by_rows
-from .prepare import LOG2E, prepare, spans, unsuited
+from .prepare import LOG2E, prepare, spans
 
 log = logging.getLogger("regard")
 
@@ -41,11 +41,11 @@ def reduce(
     reason = unsuited(problem, problem.k)
     if reason is not None:
         log.info("triton: %s; the tiled engine summarises", reason)
-        return tiled.reduce(problem, summaries, progress)
-    fused = [fits(summary, problem) for summary in summaries]
+        return tiled.reduce(problem, summaries, progress, lse)
+    fused = [fits(summary, problem, lse is not None) for summary in summaries]
     rest = [summary for summary, own in zip(summaries, fused, strict=True) if not own]
-    states = iter(tiled.reduce(problem, rest, progress) if rest else [])
-    found = [summary.start(problem) if own else next(states) for summary, own in zip(summaries, fused, strict=True)]
+    states = iter(tiled.reduce(problem, rest, progress, lse) if rest else [])
+    found = [_start(summary, problem) if own else next(states) for summary, own in zip(summaries, fused, strict=True)]
     pairs = [(s, state) for s, state, own in zip(summaries, found, fused, strict=True) if own]
     if pairs:
         look = Look(problem, lse)
@@ -54,27 +54,53 @@ def reduce(
         for n in range(max(bool(received), len(maps))):  # the first pass gives both
             look.columns(received if n == 0 else [], maps[n] if n < len(maps) else None)
         look.diagonals(_of(pairs, Profile))
+        for _, state in _of(pairs, LogSumExp):
+            state[0].copy_(_plain(look.lse))
         if progress is not None:
             total = problem.sizes[0] * problem.sizes[1] * problem.sizes[2]
             progress(total, total)
     return found
 
 
-def fits(summary: Any, problem: Problem) -> bool:
-    """There is a kernel for it. A subclass may redefine anything, so it is shown strips."""
+def fits(summary: Any, problem: Problem, known: bool = False) -> bool:
+    """There is a kernel for it. A subclass may redefine anything, so it is shown strips.
+
+    The kernel by rows finds their log-sum-exp itself, so it is not for a part of the keys, whose rows' is `known`.
+    """
     kind = type(summary)
+    if kind in (TopK, Entropy) and known and problem.is_part:
+        return False
     if kind is TopK:
         return summary.k <= MOST
     if kind is Profile:
         return problem.form.q_geometry[0] == "line"
-    return kind in (Heatmap, Received, Entropy)
+    if kind is Heatmap:
+        return summary.of == "weights"
+    return kind in (Received, Entropy, LogSumExp)
+
+
+def _start(summary: Any, problem: Problem) -> list[Any]:
+    """A state for kernels to fill. They write every cell of a map that no mask cuts, so it needs no zeros."""
+    if type(summary) is not Heatmap or problem.form.mask is not None:
+        return summary.start(problem)
+    high, wide = summary.cell(problem)
+    batch, heads, q_len, k_len = problem.sizes
+    shape = batch, heads, -(-q_len // high), -(-k_len // wide)
+    total, peak = (torch.empty(shape, dtype=torch.float32, device=problem.q.device) for _ in range(2))
+    down, across = (_extents(n, size, problem.q.device) for n, size in ((q_len, high), (k_len, wide)))
+    return [total, (down[:, None] * across).expand(shape), peak]
 
 
 def log_sum_exp(problem: Problem) -> Tensor:
     """Each row's log-sum-exp, without a product: [batch, heads, q_len], -inf where nothing is seen."""
     look = Look(problem)
     look.rows([], [])
-    lse = look.lse / LOG2E
+    return _plain(look.lse)
+
+
+def _plain(lse: Tensor) -> Tensor:
+    """From the kernels' log-sum-exp to everybody's."""
+    lse = lse / LOG2E
     return lse.masked_fill_(lse == torch.inf, -torch.inf)
 
 
@@ -179,9 +205,7 @@ class Look:
             if k_parts > 1:
                 total.copy_(held[0].unflatten(-1, (k_cells, k_parts)).sum(-1))
                 peak.copy_(held[2].unflatten(-1, (k_cells, k_parts)).amax(-1))
-            if not masked:
-                count.copy_(_extents(self.q_len, high, count)[:, None] * _extents(self.k_len, wide, count))
-            else:
+            if masked:
                 count.copy_(held[1].unflatten(-1, (k_cells, k_parts)).sum(-1))
 
     def diagonals(self, profiles: list[tuple[Any, list[Tensor]]]) -> None:
@@ -209,9 +233,9 @@ class Look:
             state[0].copy_(whole[..., first : first + self.q_len + self.k_len - 1])
 
 
-def _extents(length: int, size: int, like: Tensor) -> Tensor:
+def _extents(length: int, size: int, device: torch.device) -> Tensor:
     """How many tokens each cell has: all of `size`, but for the last."""
     cells = -(-length // size)
-    extents = torch.full((cells,), float(size), dtype=like.dtype, device=like.device)
-    extents[-1] = length - (cells - 1) * size
+    extents = torch.full((cells,), float(size), dtype=torch.float64, device=device)
+    extents[-1:] = length - (cells - 1) * size
     return extents

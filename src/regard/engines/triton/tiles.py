@@ -243,6 +243,35 @@ def tanh(x):
     return tl.where(tl.abs(x) < 0.25, near, far)
 
 
+# along diagonals
+
+
+@triton.jit
+def diagonal_table(given, b, h, off, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
+    """A table's values on tiles with i0 - j0 = off, before its gate: all of them have the same. 0 beyond its ends."""
+    a, c = tl.arange(0, BLOCK_Q)[:, None], tl.arange(0, BLOCK_K)[None, :]
+    base = given.table.ptr + b.to(tl.int64) * given.table.batch + h.to(tl.int64) * given.table.head
+    if given.table.width is None:
+        at = given.q_len - 1 - (off + a - c)
+        return tl.load(base + at, mask=(at >= 0) & (at < given.q_len + given.k_len - 1), other=0.0)
+    else:
+        wide: tl.constexpr = given.table.width
+        line = given.q_len // wide - 1 - a // wide + c // wide - off // wide
+        at = line * given.table.pitch + wide - 1 - a % wide + c % wide
+        return tl.load(base + at, mask=(line >= 0) & (line < (given.q_len + given.k_len) // wide - 1), other=0.0)
+
+
+@triton.jit
+def diagonal_sums(total, out_ptr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Sums along the diagonals of a tile: BLOCK_Q / BLOCK_K + 1 rows of BLOCK_K, from the displacement -BLOCK_K on."""
+    a, c = tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_K)
+    # turned[r, d] is the pair of row r whose displacement is d up to a multiple of BLOCK_K
+    turned = tl.gather(total, (a[:, None] - c[None, :]) & (BLOCK_K - 1), axis=1)
+    part = a[:, None] // BLOCK_K + tl.where(a[:, None] % BLOCK_K >= c[None, :], 1, 0)
+    for row in tl.static_range(BLOCK_Q // BLOCK_K + 1):
+        tl.store(out_ptr + row * BLOCK_K + c, tl.sum(tl.where(part == row, turned, 0.0), 0))
+
+
 # masks
 
 
@@ -372,11 +401,17 @@ def tile_span(first, full, still, last, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def constant_span(given, i0, shift, full, still, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Between `full` and `still`: where the table's far left part ends, and where its far right part begins."""
-    if given.has.clipped:
-        left = (tl.maximum(i0 + shift - given.table.reach + 1, 0)) // BLOCK_K * BLOCK_K
-        right = (tl.maximum(i0 + BLOCK_Q - 1 + shift + given.table.reach, 0) + BLOCK_K - 1) // BLOCK_K * BLOCK_K
+def constant_span(given, i0, shift, full, still, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, RAMP: tl.constexpr):
+    """Between `full` and `still`: where the table's far left part ends, and where its far right part begins.
+
+    RAMP: where a slope's way down to the diagonal ends, and its way up again begins.
+    """
+    if given.has.clipped or RAMP:
+        reach = 0
+        if given.has.clipped:
+            reach = given.table.reach
+        left = (tl.maximum(i0 + shift - reach + 1, 0)) // BLOCK_K * BLOCK_K
+        right = (tl.maximum(i0 + BLOCK_Q - 1 + shift + reach, 0) + BLOCK_K - 1) // BLOCK_K * BLOCK_K
         left = tl.minimum(tl.maximum(left, full), still)
         return left, tl.minimum(tl.maximum(right, left), still)
     else:

@@ -1,0 +1,337 @@
+"""The explorer's server on one long head: first picture, exact overview, tiles, memory, and twenty clients at once.
+
+    python benchmarks/explore.py [one|many] [--length 100000] [--seconds 60] [--out benchmarks/results]
+
+A is causal with a T5 bias, one head of 64 numbers, float32, saved as a trace. The server runs in a process of its own,
+opens the file, and is asked over HTTP on the loopback address by this process, on the same cores.
+
+one   time of one forward pass (`A @ v`, both cores, best of two); then from the first request: the first picture, and
+      when the overview is exact; then tiles at random places of every level, one at a time, none asked for twice
+many  twenty clients, each with a window of its own, move for a minute: every move asks for the tiles that come into
+      sight, and drops what is still on its way from before. How long tiles took, errors, and memory over time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import random
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+CLIENTS, HIGH, WIDE = 20, 3, 5  # tiles of a window of 1280 x 768
+TARGETS = {
+    "first picture, s": 2.0, "exact overview / forward": 1.6, "tile p95, ms": 150.0, "memory, MiB": 1536.0,
+    "errors": 0, "lost": 0, "many: p95, s": 1.5, "memory growth, MiB": 64.0,
+}  # fmt: skip
+
+
+def made(length: int, dim: int) -> Any:
+    import torch
+
+    import regard as rg
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, length, dim) for _ in range(3))
+    position = rg.recipes.t5(heads=1)
+    torch.nn.init.normal_(position.readout)
+    return rg.attention(q, k, position=position.requires_grad_(False), mask=rg.causal), v
+
+
+def forward(length: int, dim: int) -> float:
+    """Seconds of one product, the better of two."""
+    import torch
+
+    A, v = made(length, dim)
+    times = []
+    with torch.no_grad():
+        for _ in range(2):
+            began = time.perf_counter()
+            A @ v
+            times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def serve(path: str) -> None:
+    """Be the server until standard input ends."""
+    from regard.views.server import Server
+
+    with Server(path) as server:
+        print(server.port, flush=True)
+        sys.stdin.read()
+
+
+class Client:
+    """Keep-alive requests over one connection at a time: as light as can be, for it shares the server's cores."""
+
+    def __init__(self, port: int):
+        self.port, self.streams = port, None
+
+    async def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        if self.streams is None:
+            self.streams = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
+        reader, writer = self.streams
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n\r\n".encode())
+            await writer.drain()
+            lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+            body = await reader.readexactly(int(headers.get("content-length", "0")))
+            return int(lines[0].split()[1]), headers, body
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Hang up; what is still on its way is cancelled by that."""
+        if self.streams is not None:
+            self.streams[1].close()
+            self.streams = None
+
+
+class Running:
+    """The server's process."""
+
+    def __init__(self, trace: Path):
+        command = [sys.executable, __file__, "--serve", str(trace)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    def memory(self, what: str = "VmRSS") -> float:
+        """MiB that are resident, or have been at the most (VmHWM)."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+
+
+MAP = "1/0/0"
+
+
+async def exact(client: Client) -> dict[str, Any]:
+    """Until the overview is exact: what is said of the map."""
+    while True:
+        about = json.loads((await client.get(f"/api/map/{MAP}"))[2])
+        if about["exact"]:
+            return about
+        await asyncio.sleep(0.05)
+
+
+async def one(port: int, tiles: int) -> dict[str, float]:
+    client, chance = Client(port), random.Random(0)
+    began = time.perf_counter()
+    about = json.loads((await client.get(f"/api/map/{MAP}"))[2])
+    top = about["levels"][-1]
+    status, headers, _ = await client.get(f"/api/tile/{MAP}?cell={top}&row=0&col=0")
+    assert status == 200
+    first = time.perf_counter() - began
+    sampled = headers["x-regard-state"]
+    about = await exact(client)
+    whole = time.perf_counter() - began
+    status, headers, _ = await client.get(f"/api/tile/{MAP}?cell={top}&row=0&col=0")
+    assert headers["x-regard-state"] == "exact"
+    found: dict[int, list[float]] = {}
+    asked = set()
+    while sum(map(len, found.values())) < tiles:
+        cell = chance.choice(about["levels"])
+        last = (about["q_len"] - 1) // (cell * about["tile"])
+        row = chance.randint(0, last)
+        at = cell, row, chance.randint(0, row)  # below the diagonal: above it there is nothing to compute
+        if at in asked and last:
+            continue
+        asked.add(at)
+        began = time.perf_counter()
+        status, headers, body = await client.get(f"/api/tile/{MAP}?cell={at[0]}&row={at[1]}&col={at[2]}")
+        found.setdefault(cell, []).append(1000 * (time.perf_counter() - began))
+        assert status == 200 and headers["x-regard-state"] == "exact", (status, body[:200])
+        assert struct.unpack_from("<I", body)[0] == 0x52474152
+    client.close()
+    every = [x for times in found.values() for x in times]
+    return {
+        "first picture, s": first, "first picture is": sampled, "exact overview, s": whole,
+        "tile median, ms": statistics.median(every), "tile p95, ms": _high(every),
+        "tile p95 by cell, ms": {str(cell): _high(times) for cell, times in sorted(found.items())},
+    }  # fmt: skip
+
+
+def _high(times: list[float]) -> float:
+    """The 95th percentile."""
+    return sorted(times)[max(0, -(-95 * len(times) // 100) - 1)]
+
+
+class Panning:
+    """One client: a window that moves, and the tiles it waits for."""
+
+    def __init__(self, port: int, about: dict[str, Any], seed: int, until: float):
+        self.port, self.about, self.chance, self.until = port, about, random.Random(seed), until
+        self.times: list[float] = []
+        self.asked = self.cancelled = self.errors = 0
+        self.held: set[tuple[int, int, int]] = set()
+        self.waiting: dict[tuple[int, int, int], asyncio.Task] = {}
+        self.idle: list[Client] = []
+
+    async def run(self) -> None:
+        levels = self.about["levels"]
+        while time.perf_counter() < self.until:
+            cell = self.chance.choice(levels)
+            last = (self.about["q_len"] - 1) // (cell * self.about["tile"])
+            row, col = self.chance.randint(0, last), self.chance.randint(0, last)
+            down, right = self.chance.choice([(0, 1), (1, 0), (1, 1), (0, -1), (-1, 0), (-1, -1)])
+            for _ in range(self.chance.randint(3, 8)):  # some steps in one direction, then elsewhere
+                self.see(cell, row, col, last)
+                await asyncio.sleep(0.6 + 0.8 * self.chance.random())
+                row, col = max(0, min(last, row + down)), max(0, min(last, col + right))
+                if time.perf_counter() >= self.until:
+                    break
+        await asyncio.gather(*self.waiting.values(), return_exceptions=True)
+
+    def see(self, cell: int, row: int, col: int, last: int) -> None:
+        """Ask for the tiles in sight that are not there, and drop those that are out of it."""
+        span = [(r, c) for r in range(row, min(row + HIGH, last + 1)) for c in range(col, min(col + WIDE, last + 1))]
+        sight = {(cell, r, c) for r, c in span}
+        for at, task in list(self.waiting.items()):
+            if at not in sight and not task.done():
+                task.cancel()
+        for at in sight - self.held - set(self.waiting):
+            self.waiting[at] = asyncio.create_task(self.fetch(at))
+        self.held &= sight  # a browser keeps more; to ask again is harder
+
+    async def fetch(self, at: tuple[int, int, int]) -> None:
+        client = self.idle.pop() if self.idle else Client(self.port)
+        began = time.perf_counter()
+        self.asked += 1
+        try:
+            status, _, body = await client.get(f"/api/tile/{MAP}?cell={at[0]}&row={at[1]}&col={at[2]}")
+            if status == 200 and len(body) > 32:
+                self.times.append(time.perf_counter() - began)
+                self.held.add(at)
+            else:
+                self.errors += 1
+            self.idle.append(client)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+        except (OSError, EOFError):
+            self.errors += 1
+        finally:
+            self.waiting.pop(at, None)
+
+
+async def many(running: Running, seconds: float) -> dict[str, Any]:
+    client = Client(running.port)
+    about = await exact(client)
+    until = time.perf_counter() + seconds
+    clients = [Panning(running.port, about, seed, until) for seed in range(CLIENTS)]
+    tasks = [asyncio.create_task(each.run()) for each in clients]
+    memory = []
+    while not all(task.done() for task in tasks):
+        memory.append(running.memory())
+        await asyncio.sleep(1.0)
+    for task in tasks:
+        task.result()
+    times = [x for each in clients for x in each.times]
+    asked, cancelled, errors = (
+        sum(getattr(each, name) for each in clients) for name in ("asked", "cancelled", "errors")
+    )
+    settled = memory[len(memory) // 3 :]
+    return {
+        "clients": CLIENTS, "seconds": seconds, "tiles": len(times), "cancelled": cancelled, "errors": errors,
+        "lost": asked - len(times) - cancelled - errors, "many: median, s": statistics.median(times),
+        "many: p95, s": _high(times), "many: slowest, s": max(times),
+        "memory growth, MiB": statistics.mean(settled[-5:]) - statistics.mean(settled[:5]),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=["one", "many", []], help="what to measure; both unless said")
+    parser.add_argument("--length", type=int, default=100_000)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--tiles", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--forward", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--save", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    size = ["--length", str(given.length), "--dim", str(given.dim)]
+    if given.serve:
+        serve(given.serve)
+    elif given.forward:
+        print(json.dumps(forward(given.length, given.dim)))
+    elif given.save:
+        from regard.views.server.sources import trace_of
+
+        trace_of(made(given.length, given.dim)[0]).save(given.save)
+    else:
+        measure(given, size)
+
+
+def measure(given: argparse.Namespace, size: list[str]) -> None:
+    import torch
+
+    path = given.out / "explore.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    results |= {"length": given.length, "dim": given.dim, "machine": machine}
+    results["date"] = datetime.now(timezone.utc).date().isoformat()
+    figures = results.setdefault("figures", {})
+    parts = given.parts or ["one", "many"]
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "long.trace"
+        subprocess.run([sys.executable, __file__, "--save", str(trace), *size], check=True)
+        if "one" in parts:
+            told = subprocess.run(
+                [sys.executable, __file__, "--forward", *size], capture_output=True, text=True, check=True
+            )
+            figures["forward, s"] = json.loads(told.stdout)
+            running = Running(trace)
+            figures |= asyncio.run(one(running.port, given.tiles))
+            figures["exact overview / forward"] = figures["exact overview, s"] / figures["forward, s"]
+            figures["memory, MiB"] = running.memory("VmHWM")
+            running.close()
+        if "many" in parts:
+            running = Running(trace)
+            figures |= asyncio.run(many(running, given.seconds))
+            figures["many: memory, MiB"] = running.memory("VmHWM")
+            running.close()
+    results["figures"] = figures
+    given.out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    text = table(results)
+    path.with_suffix(".md").write_text(text)
+    print(text)
+
+
+def table(results: dict[str, Any]) -> str:
+    """The figures as Markdown, with their targets."""
+    words = (
+        f"One head of {results['length']:,} x {results['length']:,}, dim {results['dim']}, causal with a T5 bias, "
+        f"float32, opened from a trace. Made by `benchmarks/explore.py` on {results['date']}: {results['machine']}. "
+        "The clients share the server's cores."
+    )
+    rows = ["| | | target | |", "|---|---|---|---|"]
+    for name, x in results["figures"].items():
+        target = TARGETS.get(name)
+        shown = f"{x:.3g}" if isinstance(x, float) else str(x)
+        if isinstance(x, dict):
+            shown = ", ".join(f"{cell}: {ms:.0f}" for cell, ms in x.items())
+        met = "" if target is None else "met" if x <= target else "**missed**"
+        rows.append(f"| {name} | {shown} | {'' if target is None else f'{target:g}'} | {met} |")
+    return "\n\n".join(["# The explorer's server", words, "\n".join(rows)]) + "\n"
+
+
+if __name__ == "__main__":
+    main()
