@@ -77,6 +77,14 @@ class Client:
         self.port, self.streams = port, None
 
     async def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        if self.streams is not None:
+            try:
+                return await self._get(path)
+            except (OSError, EOFError):  # the server closed an idle connection: as browsers do, once more on a new one
+                pass
+        return await self._get(path)
+
+    async def _get(self, path: str) -> tuple[int, dict[str, str], bytes]:
         if self.streams is None:
             self.streams = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
         reader, writer = self.streams

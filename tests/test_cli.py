@@ -18,9 +18,8 @@ import torch
 from rich.cells import cell_len
 
 import regard as rg
-from regard import cli
+from regard import cli, subjects
 from regard.lessons import PARTS
-from regard import subjects
 from regard.look import doctor
 from regard.plan import ENGINES
 from regard.trace import Trace, record

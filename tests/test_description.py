@@ -422,3 +422,18 @@ def test_an_optimiser_step_makes_an_old_a_stale():
     optimiser.step()
     refused(RuntimeError, "position: …changed in place", lambda: A @ v())
     made(position=term) @ v()
+
+
+def test_a_term_made_inside_a_compiled_graph_learns():
+    """As adapters make theirs, of a model's own parameter; nothing but that parameter asks for a gradient."""
+    table, x = torch.nn.Embedding(32, 4), torch.randn(1, 4, 10, 8)
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        term = rg.Static(rg.Buckets(32, 128), readout=table.weight.T)
+        return rg.attention(x, x, position=term) @ x
+
+    grads = []
+    for way in (look, torch.compile(look, fullgraph=True, backend="aot_eager")):
+        (grad,) = torch.autograd.grad(way(x).square().sum(), table.weight)
+        grads.append(grad)
+    torch.testing.assert_close(*grads)

@@ -85,7 +85,8 @@ def imports(name: str, tree: ast.Module, source: Path) -> set[str]:
     found = {m for m in SOURCES if folder and m.startswith(folder)} if calls_by_name(tree) else set()
     # What is imported for type checkers only is not imported: a folder's own files may name each other's types so, and
     # the public face says there where its names above the models come from.
-    types = {id(node) for test in tree.body if ast.unparse(getattr(test, "test", test)) == "TYPE_CHECKING" for node in ast.walk(test)}  # fmt: skip
+    tests = [part for part in tree.body if ast.unparse(getattr(part, "test", part)) == "TYPE_CHECKING"]
+    types = {id(node) for part in tests for node in ast.walk(part)}
     for node in ast.walk(tree):
         targets: list[str] = []
         if isinstance(node, ast.Import):

@@ -199,6 +199,7 @@ def test_the_steps_of_a_generation_are_one_look(position):
         torch.testing.assert_close(trace[n].dense(), A.dense())
         assert torch.allclose(trace[n].lse, A.lse, atol=1e-5)
         assert trace.values(n).shape == (2, 2, 15, 8)
+        assert torch.equal(trace.row(1)[n, 2].dense(), trace[n].dense()[1, 2])
 
 
 @torch.no_grad()

@@ -135,6 +135,17 @@ def test_t5_through_generation():
 
 
 @torch.no_grad()
+def test_padding_of_the_source_is_not_that_of_the_target():
+    model = small("T5Model", d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
+    source, target, mask = ids(1, 7), ids(1, 4), torch.ones(1, 7, dtype=torch.long)
+    mask[0, 5:] = 0
+    trace = record_of(model, input_ids=source, decoder_input_ids=target, attention_mask=mask)
+    real = {stack: trace.only(stack=stack, kind="self")._sequence("q", "real") for stack in ("encoder", "decoder")}
+    assert trace._tensors[real["encoder"]].tolist() == [[True] * 5 + [False] * 2] and real["decoder"] is None
+    assert torch.equal(trace.encoder.tokens(), source) and torch.equal(trace.cross.tokens("q"), target)
+
+
+@torch.no_grad()
 def test_whisper_and_clip_name_their_stacks():
     whisper = small(
         "WhisperModel", d_model=32, num_hidden_layers=1, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,

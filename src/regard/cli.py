@@ -6,7 +6,7 @@
     regard doctor [--json]
     regard --version
 
-All but explore take --language en|zh and --no-color. What went wrong is one sentence on standard error, with exit code 2.
+All but explore take --language en|zh and --no-color. What went wrong is one sentence on standard error, exit code 2.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def parser() -> Parser:
         help="look at any A in the browser, at any length",
         description="A page on this machine: the map of every head, zoomed into like a map of the world.",
     )
-    explore.add_argument("trace", nargs="?", metavar="TRACE", help="a saved trace, or a file with q and k (.npz, .safetensors)")
+    explore.add_argument(
+        "trace", nargs="?", metavar="TRACE", help="a saved trace, or a file with q and k (.npz, .safetensors)"
+    )
     explore.add_argument("--port", type=_number, default=0, metavar="P", help="listen here (a free port unless given)")
     explore.add_argument("--no-browser", action="store_true", help="only say the address")
 

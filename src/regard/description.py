@@ -291,9 +291,10 @@ def _has_nan(x: Tensor) -> bool:
 
 
 def _learned(module: nn.Module, prefix: str = "") -> list[tuple[str, Tensor]]:
-    """Parameters and buffers of a term and of its parts, by name: PyTorch's own walk takes several times as long."""
-    if torch.compiler.is_compiling():
-        return [*module.named_parameters(), *module.named_buffers()]
+    """Parameters and buffers of a term and of its parts, by name.
+
+    PyTorch's own walk takes several times as long, and cannot be compiled for a term that is made inside the graph.
+    """
     found: list[tuple[str, Tensor]] = [(prefix + n, t) for n, t in module._parameters.items() if t is not None]
     found += [(prefix + n, t) for n, t in module._buffers.items() if t is not None]
     for name, part in module._modules.items():

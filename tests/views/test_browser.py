@@ -21,9 +21,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser (apt-get install chromium)")
 
 TEXT = "Each query asks every key. 小沈阳江西演唱会邀请了，Each query asks every key."
-QUIET = (
-    "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync --disable-quic"
-).split()
+QUIET = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync".split()
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +68,8 @@ def opened(server, browser):
         page = context.new_page()
         page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda asked: not asked.url.startswith((server.url, "blob:", "data:")) and wrong.append(asked.url))
+        ours = (server.url, "blob:", "data:")
+        page.on("request", lambda asked: not asked.url.startswith(ours) and wrong.append(asked.url))
         page.goto(server.url + hash)
         settled(page)
         return page
@@ -106,10 +105,10 @@ def weight(page, i: int, j: int) -> float:
 
 def over(page, i: int, j: int) -> tuple[float, float]:
     """Where the middle of an entry is on the page."""
-    x, y = page.evaluate("([i, j]) => { const [x, y] = regard.map.view.point(i + 0.5, j + 0.5); const { left, top } = regard.map.margin; return [x + left, y + top] }", [i, j])  # fmt: skip
+    x, y = page.evaluate("([i, j]) => regard.map.view.point(i + 0.5, j + 0.5)", [i, j])
+    margin = page.evaluate("() => regard.map.margin")
     box = page.locator("#maps canvas").first.bounding_box()
-    # point() gives the corner of an entry: half an entry further on both axes is its middle
-    return box["x"] + x, box["y"] + y
+    return box["x"] + x + margin["left"], box["y"] + y + margin["top"]
 
 
 def test_pointing_gives_the_weight_of_A_and_clicking_locks_it(opened, trace):
@@ -195,7 +194,8 @@ def test_all_by_keyboard(opened, trace):
     page.keyboard.press("ArrowRight")
     assert weight(page, 31, 21) == pytest.approx(trace[0, 0][31, 21].item(), rel=1e-6)
     page.keyboard.press("Enter")
-    for key, wanted in (("]", "h=1"), ("}", "l=1"), ("s", "n=log"), ("c", "c=cividis"), ("m", "p=max"), ("f", "f=1"), ("t", "t=1")):  # fmt: skip
+    for pressed in "] h=1, } l=1, s n=log, c c=cividis, m p=max, f f=1, t t=1".split(", "):
+        key, wanted = pressed.split()
         page.keyboard.press(key)
         until(page, "(wanted) => location.hash.includes(wanted)", wanted)
     settled(page)
@@ -234,8 +234,10 @@ def test_the_address_restores_what_was_shown(opened, trace):
 
 def test_both_languages_say_everything(opened):
     page = opened()
-    said = page.evaluate("async () => { const { WORDS } = await import('/web/words.js'); return Object.entries(WORDS).map(([name, words]) => [name, Object.keys(words)]) }")  # fmt: skip
-    (_, english), (_, chinese) = said
+    english, chinese = page.evaluate("""async () => {
+        const { WORDS } = await import('/web/words.js');
+        return Object.values(WORDS).map((words) => Object.keys(words));
+    }""")
     assert english == chinese
     used = page.evaluate("""async () => {
         const names = ['app', 'panels', 'overview', 'tokens', 'gridview', 'charts', 'map'];
@@ -270,7 +272,7 @@ def test_the_overview_shows_every_head_and_opens_the_one_clicked(opened, trace):
 
 def test_the_grid_view_is_linked_with_A(opened, grid):
     page = opened("#s=2&g=1&i=14&j=22")
-    until(page, "() => document.querySelector('#grid') !== null && document.querySelector('#grid').textContent.includes('δ')")
+    until(page, "() => document.querySelector('#grid')?.textContent.includes('δ')")
     assert "(-1, -2)" in page.locator("#grid p").inner_text()  # (2, 2) less (3, 4)
     page.focus("#grid-cells")
     page.keyboard.press("ArrowLeft")

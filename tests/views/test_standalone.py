@@ -81,7 +81,8 @@ def test_a_longer_text_has_pooled_maps_and_exact_top_keys(tiny, tmp_path, page):
     A = trace[0, 0]
     cell = page.evaluate("() => regard.map.cell")
     pooled = A.summarize(rg.Heatmap(cell=cell))[0].mean
-    assert cell > 1 and page.evaluate("() => regard.map.shown(200, 190).value") == pytest.approx(pooled[200 // cell, 190 // cell].item(), rel=1e-3)  # fmt: skip
+    shown = page.evaluate("() => regard.map.shown(200, 190).value")
+    assert cell > 1 and shown == pytest.approx(pooled[200 // cell, 190 // cell].item(), rel=1e-3)
     top = page.evaluate("() => regard.topOf(200)")
     assert [each["j"] for each in top] == A.topk(16).indices[200].tolist()
     for each, wanted in zip(top, A.topk(16).weights[200].tolist(), strict=True):

@@ -120,7 +120,8 @@ def test_the_script_shows_what_the_kernel_says(tmp_path):
             if page.evaluate("() => document.querySelector('#place').regardMap?.settled"):
                 break
             page.wait_for_timeout(30)
-        assert page.evaluate("() => place.regardMap.shown(30, 11).value") == pytest.approx(A[0, 0, 30, 11].item(), rel=1e-5)
+        shown = page.evaluate("() => place.regardMap.shown(30, 11).value")
+        assert shown == pytest.approx(A[0, 0, 30, 11].item(), rel=1e-5)
         page.evaluate("() => place.regardMap.look(30, 11, { lock: true })")
         for _ in range(100):
             if page.get_attribute(".note", "data-value"):

@@ -10,6 +10,24 @@
 
 Models that choose their attention by name are given a registered implementation (interface.py); modules whose relative
 term is built densely, or that know one implementation only, are run by an adapter (one file a pattern).
+
+| file | what it does |
+|---|---|
+| enabling | finds every attention module, checks all, changes all, puts all back |
+| interface | the attention function that transformers calls by name |
+| masks, symbols | its masks as descriptions, read off functions of indices |
+| adapter | how a module is given another class, and its own back |
+| position_bias | T5's buckets: T5, MT5, UMT5, Switch, MPNet |
+| disentangled | DeBERTa, SEW-D |
+| slopes | ALiBi: Bloom, MPT |
+| relative_key | Shaw's term: Wav2Vec2-BERT, SeamlessM4T v2, SpeechT5, VITS |
+| transformer_xl | Wav2Vec2-Conformer, Parakeet, SeamlessM4T, FastSpeech2-Conformer |
+| gated | WavLM |
+| windows | Swin and its kin, both versions |
+| grids | BEiT and its kin |
+| decomposed | SAM and its kin |
+| plain, multihead | attention without a term: Falcon, torch.nn.MultiheadAttention |
+| sequence | what adapters of sequences share |
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from torch import nn
 from .adapter import Adapter, is_swapped, name_of, restore, swap
 
 #: files of this package that hold no adapter
-_NO_PATTERN = {"adapter", "enabling", "interface", "masks", "symbols"}
+_NO_PATTERN = {"adapter", "enabling", "interface", "masks", "sequence", "symbols"}
 
 
 class Layer(NamedTuple):
@@ -177,11 +178,10 @@ def _class_of(module: nn.Module) -> type:
 def adapters() -> dict[str, type[Adapter]]:
     """Every adapter by the names of the classes it takes: those of all files of this package."""
     found: dict[str, type[Adapter]] = {}
-    package = importlib.import_module(__package__ or "")
-    for info in pkgutil.iter_modules(package.__path__):
-        if info.name in _NO_PATTERN:
+    for name in (info.name for info in pkgutil.iter_modules([str(Path(__file__).parent)])):
+        if name in _NO_PATTERN:
             continue
-        module = importlib.import_module(f"{__package__}.{info.name}")
+        module = importlib.import_module(f".{name}", __package__)
         for kind in vars(module).values():
             if not (isinstance(kind, type) and issubclass(kind, Adapter) and kind.__module__ == module.__name__):
                 continue
@@ -266,6 +266,6 @@ def configs_of(model: nn.Module) -> list[Any]:
 
 def _need_transformers() -> None:
     try:
-        importlib.import_module("transformers")
+        import transformers  # noqa: F401
     except ImportError as error:
         raise ImportError("regard.huggingface needs transformers: pip install 'regard[huggingface]'") from error

@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from .. import __version__
+from .. import __version__, subjects
 from ..trace import Trace, record
 from ..views import figure, page
 from ..views.findings import Findings, gather
 from ..views.fonts import package_for
 from ..views.words import says
 from ..watching import listening
-from .. import subjects
 from .report import Report
 from .steps import Step, steps
 

@@ -17,14 +17,13 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from .. import __version__
+from .. import __version__, subjects
 from ..masks import causal
 from ..matrix import attention
 from ..plan import ENGINES, engine_module
 from ..recipes import t5
 from ..views.layout import table
 from ..views.words import says
-from .. import subjects
 
 #: packages whose versions are worth knowing
 PACKAGES = ("torch", "transformers", "tokenizers", "matplotlib", "safetensors", "rich")

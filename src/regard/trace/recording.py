@@ -35,7 +35,7 @@ log = logging.getLogger("regard")
 
 #: arguments in which models are given tokens, and in which they are told which of them are real
 IDS = ("input_ids", "decoder_input_ids", "tokens", "x", "source", "target")
-REAL = ("attention_mask", "lengths")
+REAL = ("attention_mask", "decoder_attention_mask", "lengths")
 
 
 @contextmanager
@@ -135,8 +135,7 @@ class Recorder:
         self._depth = 0
         self._calls: dict[str, int] = {}
         self._counts: dict[tuple[str, bool], int] = {}
-        self._ids: dict[str, Tensor] = {}
-        self._real: dict[str, Tensor] = {}
+        self._ids: dict[str, dict[str, tuple[Tensor, Tensor | None]]] = {}
         self._moving: dict[str, bool] = {}
         self._pending: tuple[Pass, AttentionMatrix, Sequence[int]] | None = None
 
@@ -193,8 +192,9 @@ class Recorder:
             fresh = to_host(k[:, :, first:], self.dtype) if keys is None else keys[:, :, first:].clone()
         news = to_host(v[:, :, first:], self.dtype) if self.values and fresh is not None else None
         last.take(to_host(q, self.dtype), fresh, news)
-        last.tokens.append(self._of(self._ids, spot.path, d.q.shape[0], d.q.shape[2]))
-        last.real.append(self._of(self._real, spot.path, d.q.shape[0], d.q.shape[2]))
+        ids, real = self._of(spot.path, d.q.shape[0], d.q.shape[2])
+        last.tokens.append(ids)
+        last.real.append(real)
         self._pending = last, A, spot.heads
 
     def _keep_own(self, x: Any) -> int:
@@ -241,7 +241,6 @@ class Recorder:
                 if self._depth == 0:
                     self._calls.clear()
                     self._ids.clear()
-                    self._real.clear()
                 self._depth += 1
                 if asked:
                     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -259,30 +258,29 @@ class Recorder:
                 handle.remove()
 
     def _given(self, path: str, given: dict[str, Any]) -> None:
+        """Remember the tokens a module is given, a decoder's own apart, and which of them are real."""
         for name in IDS:
             x = given.get(name)
-            if isinstance(x, Tensor) and x.dim() == 2 and not x.is_floating_point() and x.dtype != torch.bool:
-                self._ids[path] = x
-                self._real.pop(path, None)
-                break
-        mask, counts = given.get("attention_mask"), given.get("lengths")
-        if isinstance(mask, Tensor) and mask.dim() == 2:
-            self._real[path] = mask != 0
-        elif counts is not None and path in self._ids:
-            ids = self._ids[path]
-            self._real[path] = torch.arange(ids.shape[1]) < torch.as_tensor(counts).cpu()[:, None]
+            if not isinstance(x, Tensor) or x.dim() != 2 or x.is_floating_point() or x.dtype == torch.bool:
+                continue
+            stack = "decoder" if name == "decoder_input_ids" else ""
+            mask, counts = given.get(f"{stack}_attention_mask".lstrip("_")), given.get("lengths")
+            real = mask != 0 if isinstance(mask, Tensor) and mask.dim() == 2 else None
+            if counts is not None:
+                real = torch.arange(x.shape[1]) < torch.as_tensor(counts).cpu()[:, None]
+            self._ids.setdefault(path, {}).setdefault(stack, (x, real))
 
-    def _of(self, table: dict[str, Tensor], path: str, batch: int, count: int) -> Tensor | None:
-        """What the nearest module above was given for these queries: the last `count` of it."""
-        at = path
-        while True:
-            if at in table:
-                x = table[at]
-                exact = x.shape[1] == count or (table is self._real and x.shape[1] > count)
-                return to_host(x[:, -count:]) if x.shape[0] == batch and exact else None
-            if not at:
-                return None
+    def _of(self, path: str, batch: int, count: int) -> tuple[Tensor | None, Tensor | None]:
+        """What the nearest module above was given for these queries: tokens, and whether they are real."""
+        at, stack = path, "decoder" if "decoder" in path.split(".") else ""
+        while at and at not in self._ids:
             at = at.rpartition(".")[0]
+        found = self._ids.get(at, {})
+        ids, real = found.get(stack) or found.get("") or (None, None)
+        if ids is None or ids.shape != (batch, count):
+            return None, None
+        fits = real is not None and real.shape[0] == batch and real.shape[1] >= count  # with a cache, all of them
+        return to_host(ids), to_host(real[:, -count:]) if fits and real is not None else None
 
 
 def _start(start: int | Tensor) -> int:

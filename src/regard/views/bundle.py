@@ -12,7 +12,7 @@ PAGE = (*MAP, "server.js", "charts.js", "panels.js", "overview.js", "tokens.js")
 
 def text(name: str) -> str:
     """A file of the explorer."""
-    return files(__package__).joinpath("web", name).read_text(encoding="utf-8")
+    return files(__package__).joinpath("web").joinpath(name).read_text(encoding="utf-8")
 
 
 def scripts(names: tuple[str, ...], last: str) -> str:

@@ -1,8 +1,8 @@
 """A trace as one HTML file that opens from disk: the explorer's own map, with the numbers inside.
 
 For each head there is a pooled map of at most 128 x 128 cells (every entry, where the text is that short) and the 16
-strongest keys of every query, all exact. Weights are written as 16-bit logarithms, which keep four digits, or as they are
-where that is small. The scripts of the explorer are put into the file; nothing is fetched.
+strongest keys of every query, all exact. Weights are written as 16-bit logarithms, which keep four digits, or as they
+are where that is small. The scripts of the explorer are put into the file; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def write(trace: Trace, path: str | os.PathLike, *, name: str = "", language: st
     numbers = sum(len(x.heads) * 4 * (min(x.q_len, CELLS) * min(x.k_len, CELLS) + 2 * KEPT * x.q_len) for x in looks)
     if numbers > MOST:
         raise ValueError(
-            f"trace: {numbers >> 20} MiB of numbers would make too large a page (at most {MOST >> 20}); choose layers or "
-            "heads when recording, or look at the trace with `regard explore`"
+            f"trace: {numbers >> 20} MiB of numbers would make too large a page (at most {MOST >> 20}); choose layers "
+            "or heads when recording, or look at the trace with `regard explore`"
         )
     does = {(row["stack"], row["kind"], row["layer"], row["head"]): row for row in trace.statistics(progress=progress)}
     sequences: list[list[str]] = []

@@ -6,6 +6,7 @@ pip install "regard[notebook]".
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -52,19 +53,20 @@ class Atlases:
     def __init__(self, A: AttentionMatrix):
         self.A, self.made = A, dict[int, Atlas]()
         self.lead = tuple(A.shape[:-2])
-        self.names = ["A"]
-        for axis, size in enumerate(self.lead):
-            word = ("row", "head")[axis] if len(self.lead) == 2 else ""
-            self.names = [f"{'' if name == 'A' else name + ', '}{word} {n}".strip() for name in self.names for n in range(size)]  # fmt: skip
+        words = ("row", "head") if len(self.lead) == 2 else ("head",) * len(self.lead)
+        spans = [[f"{word} {n}" for n in range(size)] for word, size in zip(words, self.lead, strict=True)]
+        self.names = [", ".join(each) for each in itertools.product(*spans)]
 
     def about(self, labels: Any) -> dict[str, Any]:
         q_len, k_len = self.A.shape[-2:]
         pair = labels if isinstance(labels, tuple) else (labels, labels)
         for side, length, some in zip("qk", (q_len, k_len), pair, strict=True):
             if some is not None and len(some) != length:
-                raise ValueError(f"labels: expected {length} for the {'queries' if side == 'q' else 'keys'}, found {len(some)}")  # fmt: skip
+                whose = "queries" if side == "q" else "keys"
+                raise ValueError(f"labels: expected {length} for the {whose}, found {len(some)}")
         told = {side: None if some is None else [str(x) for x in some] for side, some in zip("qk", pair, strict=True)}
-        return {"q_len": q_len, "k_len": k_len, "levels": self.of(0).levels, "tile": TILE, "heads": self.names, "labels": told}  # fmt: skip
+        sizes = {"q_len": q_len, "k_len": k_len, "levels": self.of(0).levels, "tile": TILE}
+        return {**sizes, "heads": self.names, "labels": told}
 
     def of(self, n: int) -> Atlas:
         if n not in self.made:

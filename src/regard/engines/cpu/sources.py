@@ -97,8 +97,9 @@ class Source(NamedTuple):
         """The rows of R that a block reads."""
         if self.map is not None or self.places.sliding or len(self.places.runs) > 1:
             return slice(0, self.parts[-1].shape[2])
-        back = self.places.rows
-        return slice(int(back[rows.stop - 1]) + cols.start, int(back[rows.start]) + cols.stop)
+        back, (begin, base, step) = self.places.rows[rows], self.places.runs[0].tolist()
+        ends = [base + step * (at - begin) for at in (cols.start, cols.stop - 1)]
+        return slice(int(back.min()) + min(ends), int(back.max()) + max(ends) + 1)
 
     def told(self, x: Tensor, first: int = 0, thread: int = 0) -> native.Source:
         """What native.c is told, to read from x or to add to it; x begins at this entry."""
