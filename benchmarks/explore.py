@@ -304,16 +304,16 @@ def measure(given: argparse.Namespace, size: list[str]) -> None:
             told = subprocess.run(
                 [sys.executable, __file__, "--forward", *size], capture_output=True, text=True, check=True
             )
-            figures["forward, s"] = json.loads(told.stdout)
+            found: dict[str, Any] = {"forward, s": json.loads(told.stdout)}
             running = Running(trace)
-            figures |= asyncio.run(one(running.port, given.tiles))
-            figures["exact overview / forward"] = figures["exact overview, s"] / figures["forward, s"]
-            figures["memory, MiB"] = running.memory("VmHWM")
+            found |= asyncio.run(one(running.port, given.tiles))
+            found["exact overview / forward"] = found["exact overview, s"] / found["forward, s"]
+            figures["one"] = found | {"memory, MiB": running.memory("VmHWM")}
             running.close()
         if "many" in parts:
             running = Running(trace)
-            figures |= asyncio.run(many(running, given.seconds))
-            figures["many: memory, MiB"] = running.memory("VmHWM")
+            found = asyncio.run(many(running, given.seconds))
+            figures["many"] = found | {"many: memory, MiB": running.memory("VmHWM")}
             running.close()
     results["figures"] = figures
     given.out.mkdir(parents=True, exist_ok=True)
@@ -331,7 +331,7 @@ def table(results: dict[str, Any]) -> str:
         "The clients share the server's cores."
     )
     rows = ["| | | target | |", "|---|---|---|---|"]
-    for name, x in results["figures"].items():
+    for name, x in [pair for part in ("one", "many") for pair in results["figures"].get(part, {}).items()]:
         target = TARGETS.get(name)
         shown = f"{x:.3g}" if isinstance(x, float) else str(x)
         if isinstance(x, dict):

@@ -5,16 +5,24 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 import regard as rg
 
-from ..views.terminal import bars
+from ..views.terminal import bars, table
 from .page import Page, Words
 from .vectors import draw, head
 
 LENGTH, DIM = 16, 8
+#: what the model that comes with regard continues, and by how many characters
+PROMPT, WRITTEN = "attention looks up, attention lo", 6
+
+TRY = """\
+import regard as rg
+model, tokenizer = rg.models.load("tiny")
+prompt = tokenizer.encode("query, key, value; query, key, ")
+for (token,) in rg.generate.stream(model, [prompt], most=12):
+    print(repr(tokenizer.decode([token])), end=" ")"""
 
 
 class Counts(NamedTuple):
@@ -30,6 +38,14 @@ class Decoding(NamedTuple):
 
     right: float
     misplaced: float  # when the query's position is taken in the chunk, not in the sequence
+
+
+class Written(NamedTuple):
+    """One step of writing with a cache."""
+
+    text: str  # the character that was written
+    queries: int  # rows asked with in this step
+    held: int  # keys in the cache after it
 
 
 class Future(NamedTuple):
@@ -94,6 +110,20 @@ def future(t: int = LENGTH // 2) -> Future:
     return Future(change(None), change(rg.causal))
 
 
+def write() -> list[Written]:
+    """The embedded model goes on: the first step reads the prompt, each further one asks with a single query."""
+    model, tokenizer = rg.models.load("tiny")
+    prompt = tokenizer.encode(PROMPT)
+    cache = rg.cache.KVCache(len(model.blocks))
+    steps, before = [], 0
+    for (token,) in rg.generate.stream(model, [prompt], most=WRITTEN, cache=cache):
+        assert token is not None  # no token ends it
+        (held,) = cache.lengths
+        steps.append(Written(tokenizer.decode([token]), held - before, held))
+        before = held
+    return steps
+
+
 def causal_map() -> tuple[list[list[float]], list[list[bool]]]:
     q, k, _ = data()
     A = rg.attention(q, k, mask=rg.causal, position=position())[0, 0]
@@ -102,7 +132,7 @@ def causal_map() -> tuple[list[list[float]], list[list[bool]]]:
 
 WORDS: Words = {
     "en": {
-        "title": "5  The causal mask and the KV cache",
+        "title": "The causal mask and the KV cache",
         "shows": "Why a decoder keeps K and V and never Q, and how much work that saves.",
         "mask": "Without a mask y_t = Σ_j A[t, j] v_j runs over all {length} tokens: while decoding, most of them do not exist yet. With the causal "
         "mask the sum stops at t. Change the last token: y_{t} changes by {unmasked:.3f} without the mask, by {causal:g} with it.",
@@ -117,9 +147,19 @@ WORDS: Words = {
         "causal": "all again, causal",
         "cached": "with the cache",
         "map": "A, causal, nearer keys preferred",
+        "watch": "Watch it: the model that comes with regard goes on with “{prompt}”. The first step reads all of the prompt; after that one query a step is "
+        "asked and dropped, while K and V grow by a row in every layer.",
+        "written": "writes",
+        "queries": "queries asked",
+        "held": "keys held",
+        "try": "Let the model write, one token at a time. Give it a line of your own with something said twice.",
+        "question": "Twice as many tokens, {double}: how many score pairs with the cache, and how many recomputing causally?",
+        "answer": "{cached} and {causal}, where it was {cached_before} and {causal_before}: about {cached_times:.1f} and {causal_times:.1f} times as many. With the "
+        "cache the work grows with the square of the length, without it with the cube.",
+        "next": "The score can also know how far apart q and k are. `regard lesson line`",
     },
     "zh": {
-        "title": "5  因果掩码与 KV 缓存",
+        "title": "因果掩码与 KV 缓存",
         "shows": "解码时为什么保存 K 和 V，从不保存 Q；这样省了多少计算。",
         "mask": "没有掩码时，y_t = Σ_j A[t, j] v_j 要对全部 {length} 个词元求和，而解码时它们大多还不存在。有了因果掩码，求和到 t 为止。改动最后一个词元：没有掩码时 "
         "y_{t} 变化 {unmasked:.3f}，有掩码时变化 {causal:g}。",
@@ -132,12 +172,19 @@ WORDS: Words = {
         "causal": "每步重算，因果",
         "cached": "用缓存",
         "map": "A：因果，偏好近处的键",
+        "watch": "看它怎样写：regard 自带的模型接着“{prompt}”往下写。第一步读完整个提示；之后每步只用一个查询，用完就丢，而每一层的 K 和 V 各长一行。",
+        "written": "写出",
+        "queries": "用到的查询",
+        "held": "保存的键",
+        "try": "让模型一个词元一个词元地写。换上你自己的一行，里面有一处说了两遍。",
+        "question": "词元数加倍，变成 {double} 个：用缓存要算多少分数对？每步按因果重算呢？",
+        "answer": "{cached} 和 {causal}，原来是 {cached_before} 和 {causal_before}：大约是 {cached_times:.1f} 倍和 {causal_times:.1f} 倍。有缓存时工作量随长度的平方增长，没有时随立方增长。",
+        "next": "分数还可以知道 q 和 k 相隔多远。`regard lesson line`",
     },
 }
 
 
-def show(console: Console, language: str = "en") -> None:
-    page = Page(console, language, WORDS)
+def show(page: Page) -> None:
     page.open()
     t = LENGTH // 2
     change, decoding, counts = future(t), decode(), count()
@@ -152,3 +199,16 @@ def show(console: Console, language: str = "en") -> None:
         page.map(weights, visible=visible, rows=names, columns=names, title=page("map")),
         bars(counts, [page(name) for name in Counts._fields], form=".0f", width=30),
     )
+    page.say("watch", prompt=PROMPT)
+    steps = [[repr(s.text), s.queries, s.held] for s in write()]
+    page.show(table([page("written"), page("queries"), page("held")], steps))
+    more = count(2 * LENGTH)
+    page.close(
+        TRY,
+        {
+            "cached": more.cached, "causal": more.causal, "cached_before": counts.cached,
+            "causal_before": counts.causal, "cached_times": more.cached / counts.cached,
+            "causal_times": more.causal / counts.causal,
+        },
+        double=2 * LENGTH,
+    )  # fmt: skip

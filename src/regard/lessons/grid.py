@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 import regard as rg
@@ -27,6 +27,19 @@ FLAT = -1
 #: the pair of the drawing: queries and keys are numbered from 1
 PAIR = (4, 5)
 SLOPE = 1.0
+#: the question's grid
+ASKED = (3, 4)
+
+TRY = """\
+import torch, regard as rg
+h, w = 3, 3
+rule = torch.zeros(2 * h - 1, 2 * w - 1)  # a number for each δ; none is at (h - 1, w - 1)
+rule[h - 1 + 1, w - 1 + 2] = rule[h - 1 - 2, w - 1 + 1] = 5.0  # (1, 2) and (-2, 1)
+q = torch.zeros(1, 1, h * w, 1)
+term = rg.Static(rg.Cells(h, w), readout=rule.flatten()[None])
+A = rg.attention(q, q, position=term, geometry=rg.Grid(h, w))
+print(A.dense()[0, 0].round(decimals=2))
+print(A.profile()[0, 0].round(decimals=2))"""
 #: where the words of a small page stand: (line, column), in any unit
 LAYOUT = ((0.0, 0.0), (0.0, 4.5), (2.0, 0.5), (2.0, 6.0))
 
@@ -115,6 +128,13 @@ def kinds() -> list[Kind]:
     return found
 
 
+def uses() -> Counter[tuple[int, ...]]:
+    """How many pairs of the question's grid have each displacement."""
+    geometry = rg.Grid(*ASKED)
+    place = geometry.coordinates(torch.arange(geometry.size()))
+    return Counter(map(tuple, (place[:, None] - place).flatten(0, 1).tolist()))
+
+
 def _numbers(term: Any) -> int:
     tensors: list[Tensor] = [*term.parameters(), *term.buffers()]
     return sum(t.numel() for t in tensors)
@@ -122,7 +142,7 @@ def _numbers(term: Any) -> int:
 
 WORDS: Words = {
     "en": {
-        "title": "7  Relative position on a grid",
+        "title": "Relative position on a grid",
         "shows": "On a grid a displacement has two parts, and counting along the flat sequence is the wrong idea.",
         "alike": "Two pictures of {side} x {side} that look alike and are not. Left: a matrix, A of {side} tokens, {line} pairs; a cell is a pair. Middle: a "
         "grid of {cells} positions; a cell is a token, and its brightness is how much the query at {cell} looks at it. Right: the grid's A is {shape}, "
@@ -149,9 +169,14 @@ WORDS: Words = {
         "beit": "BEiT: with a class token",
         "video": "video: three axes",
         "layout": "words on a page",
+        "try": "Draw a rule on the table of δ, here two knight's moves, and see A and the mass per δ. A bright δ of the table is bright in A wherever the board has room for it.",
+        "question": "On a {h} x {w} grid, how many different δ are there, and how many pairs?",
+        "answer": "{deltas} displacements (2·{h}-1 times 2·{w}-1), and {pairs} pairs: {h}·{w} cells, squared. So a table over δ has few numbers, and each of them is "
+        "used by many pairs: δ = (0,0) by {cells}, the farthest by one.",
+        "next": "W_Q and W_K are learned: watch it happen. `regard lesson learning`. A trained grid: `examples/digits.py` reads 8 x 8 images with such a table.",
     },
     "zh": {
-        "title": "7  网格上的相对位置",
+        "title": "网格上的相对位置",
         "shows": "在网格上，位移有两个分量；沿展平的序列数距离是错的。",
         "alike": "两张 {side} x {side} 的图，看起来一样，其实不同。左：矩阵，{side} 个词元的 A，{line} 对；一格是一对。中：{cells} 个位置的网格；一格是一个词元，亮度是 {cell} 处的查"
         "询看它多少。右：这个网格的 A 是 {shape}，{pairs} 对；中间的图就是它的第 {query} 行，按网格排开。",
@@ -173,16 +198,19 @@ WORDS: Words = {
         "geometry": "几何",
         "numbers": "项中数的个数",
         "swin": "Swin：每个 δ 一个数",
-        "sam": "SAM：q·R_row + q·R_column",
+        "sam": "SAM：q·R_行 + q·R_列",
         "beit": "BEiT：带类别词元",
         "video": "视频：三个轴",
         "layout": "页面上的词",
+        "try": "在 δ 的表上画一条规则，这里是两种马步，看 A 和每个 δ 的质量。表中亮的 δ，棋盘上凡有地方走的格子，在 A 里都亮。",
+        "question": "{h} x {w} 的网格上有多少种不同的 δ？有多少对？",
+        "answer": "{deltas} 种位移（2·{h}-1 乘 2·{w}-1），{pairs} 对：{h}·{w} 格的平方。所以 δ 的表只有少数几个数，每个数由许多对共用：δ = (0,0) 有 {cells} 对，最远的只有一对。",
+        "next": "W_Q 和 W_K 是学出来的：看它怎样发生。`regard lesson learning`。训练好的网格：`examples/digits.py` 用这样的表读 8 x 8 的图像。",
     },
 }
 
 
-def show(console: Console, language: str = "en") -> None:
-    page = Page(console, language, WORDS)
+def show(page: Page) -> None:
     page.open()
     found, cells = sizes(), SIDE * SIDE
     page.say(
@@ -227,6 +255,15 @@ def show(console: Console, language: str = "en") -> None:
     page.say("kinds")
     rows = [[page(x.name), x.geometry, x.numbers, by(x.shape)] for x in kinds()]
     page.show(table([page("name"), page("geometry"), page("numbers"), "A"], rows))
+    used = uses()
+    page.close(
+        TRY,
+        {
+            "h": ASKED[0], "w": ASKED[1], "deltas": len(used), "pairs": sum(used.values()), "cells": used[(0, 0)],
+        },
+        h=ASKED[0],
+        w=ASKED[1],
+    )  # fmt: skip
 
 
 def _pairs(pairs: list[tuple[int, int]]) -> str:

@@ -1,30 +1,38 @@
-"""M0, where W comes from: cross-attention with learned projections. The loss falls and A sharpens.
+"""M0, where W comes from: learned projections, and a learned position. The loss falls and A sharpens.
 
-Four Chinese characters look at four English words. Q = X1 W_Q comes from the characters, K = X2 W_K from the words; V is a
+First, four Chinese characters look at four English words. Q = X1 W_Q comes from the characters, K = X2 W_K from the words; V is a
 unit vector a word, so that row i of A V says which word character i fetched.
+Then every token of random sequences must say what stands to its left: content cannot tell, so a head must find the place.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 import regard as rg
 
-from ..views.terminal import table
+from ..views.terminal import bars, table
 from .page import Page, Words
-from .vectors import embed, head, weight
+from .vectors import draw, embed, head, weight
 
 CHARACTERS = ("猫", "狗", "鱼", "鸟")
 MEANING = {"猫": "cat", "狗": "dog", "鱼": "fish", "鸟": "bird"}
 ENGLISH = ("fish", "cat", "bird", "dog")
-GREETING, REPLY = ("你", "好"), ("Hello", "World")
 DIM, HEAD_DIM = 16, 8
 REPORT = (0, 10, 30, 100)
+#: the second task: tokens there are, their number in a sequence, sequences in a step, displacements told apart
+SYMBOLS, LENGTH, BATCH, REACH = "ABCDEFGH", 10, 16, 4
+LEFT_REPORT = (0, 10, 30, 100)
+
+TRY = """\
+from regard.lessons import learning
+for rate in (0.003, 0.01, 0.1):
+    for state in learning.train(report=(0, 30, 100), rate=rate):
+        print(rate, state.step, state.loss, state.entropy)"""
 
 
 class State(NamedTuple):
@@ -39,12 +47,6 @@ class State(NamedTuple):
 def cross(x1: Tensor, x2: Tensor, w_q: Tensor, w_k: Tensor) -> rg.AttentionMatrix:
     """Cross-attention: the queries come from x1, the keys from x2."""
     return rg.attention(head(x1 @ w_q), head(x2 @ w_k))
-
-
-def greet() -> list[list[float]]:
-    """A of "你好" looking at "Hello World", untrained: 2 x 2."""
-    w_q, w_k = weight("W_Q", DIM, HEAD_DIM), weight("W_K", DIM, HEAD_DIM)
-    return cross(embed(GREETING, DIM), embed(REPLY, DIM), w_q, w_k)[0, 0].dense().tolist()
 
 
 def train(report: tuple[int, ...] = REPORT, rate: float = 0.01) -> list[State]:
@@ -67,13 +69,66 @@ def train(report: tuple[int, ...] = REPORT, rate: float = 0.01) -> list[State]:
     return states
 
 
+class Left(NamedTuple):
+    """How far the second training is."""
+
+    step: int
+    loss: float
+    previous: float  # the share on the token to the left, where there is one
+    entropy: float
+    weights: list[list[float]]  # A of a sequence that is never trained on
+    readout: list[float]  # the learned number of each displacement, from -REACH to REACH
+
+
+def sequences(name: str, count: int) -> Tensor:
+    """Random tokens [count, LENGTH]."""
+    return draw(name, count, LENGTH, len(SYMBOLS)).argmax(-1)
+
+
+def shown() -> str:
+    """The sequence whose A is shown."""
+    return "".join(SYMBOLS[token] for token in sequences("shown", 1)[0].tolist())
+
+
+def train_left(report: tuple[int, ...] = LEFT_REPORT, rate: float = 0.1) -> list[Left]:
+    """Learn W_Q, W_K, W_V and a number for each displacement, so that token t says what token t - 1 is.
+
+    Row t of A V is read as one logit a symbol.
+    """
+    size = len(SYMBOLS)
+    w_q, w_k = (torch.nn.Parameter(weight(name, size, HEAD_DIM)) for name in ("W_Q left", "W_K left"))
+    w_v = torch.nn.Parameter(weight("W_V left", size, size))
+    readout = torch.nn.Parameter(torch.zeros(1, 2 * REACH + 1, dtype=w_q.dtype))
+    term = rg.Static(rg.Clipped(REACH), readout=readout)
+    optimizer = torch.optim.Adam([w_q, w_k, w_v, readout], lr=rate)
+
+    def look(tokens: Tensor) -> tuple[rg.AttentionMatrix, Tensor]:
+        x = torch.nn.functional.one_hot(tokens, size).to(w_q.dtype)[:, None]
+        A = rg.attention(x @ w_q, x @ w_k, position=term)
+        return A, (A @ (x @ w_v))[:, 0]
+
+    states = []
+    for step in range(max(report) + 1):
+        tokens = sequences(f"step {step}", BATCH)
+        y = look(tokens)[1]
+        loss = torch.nn.functional.cross_entropy(y[:, 1:].flatten(0, 1), tokens[:, :-1].flatten())
+        if step in report:
+            with torch.no_grad():
+                A = look(sequences("shown", 1))[0][0, 0]
+                left = float(A.dense().diagonal(-1).mean())
+                entropy = float(A.entropy().mean())
+                states.append(Left(step, loss.item(), left, entropy, A.dense().tolist(), readout[0].tolist()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return states
+
+
 WORDS: Words = {
     "en": {
-        "title": "2  Learned projections",
+        "title": "Learning W_Q, W_K and W_V",
         "shows": "Where Q, K and V come from, and what training does to A.",
-        "kinds": "Self-attention: Q = X W_Q, K = X W_K, V = X W_V, all from one X. Cross-attention: Q from X1, K and V from X2. "
-        "Here {characters} asks and {words} answers: A is {q_len} x {k_len}. The vectors and the W are random, so A means nothing yet.",
-        "task": "The W are learned. Below, four characters must fetch their English words. The loss is -log of the weight on the "
+        "task": "Q = X1 W_Q and K = X2 W_K, and the W are learned. Below, four characters must fetch their English words. The loss is -log of the weight on the "
         "right word; its gradient flows through `A @ v` into W_Q and W_K. The loss falls, and A sharpens: the mean "
         "entropy of its rows falls from {first:.2f} to {last:.2f} (no preference at all would be log {count} = {most:.2f}).",
         "before": "before",
@@ -82,13 +137,21 @@ WORDS: Words = {
         "loss": "loss",
         "entropy": "mean entropy of a row",
         "honest": "It has learned these {count} pairs by heart and nothing else.",
+        "left": "Now something that holds for every sequence, W_V learned too: say what stands to your left. The tokens are random, new ones at every step, so content cannot tell; a learned number "
+        "for each displacement can. The “one to the left” head appears: on a sequence it was never trained on ({shown}), the share of the token to the left "
+        "goes from {first:.2f} to {last:.2f}. (The first token has nothing to its left: its row is no part of the loss.)",
+        "share": "on the left",
+        "readout": "learned number of each Δ, after",
+        "try": "Train again with other rates: too small and the loss has hardly moved, larger and A sharpens sooner.",
+        "question": "Which displacement got the largest number, and what is its sign?",
+        "answer": "Δ = {delta:+d}: Δ = q - k, and the key one to the left has k = q - 1. Its number is {value:.2f}, the next largest {second:.2f}. exp of the difference says how much more "
+        "weight it gets: {times:.0f} times.",
+        "next": "Reading heat maps: a sentence, its summaries, and a very long A. `regard lesson sentence`",
     },
     "zh": {
-        "title": "2  学到的投影",
+        "title": "学习 W_Q、W_K 和 W_V",
         "shows": "Q、K、V 从哪里来，训练对 A 做了什么。",
-        "kinds": "自注意力：Q = X W_Q，K = X W_K，V = X W_V，都来自同一个 X。交叉注意力：Q 来自 X1，K 和 V 来自 X2。这里 {characters} 提问，{words} "
-        "回答：A 是 {q_len} x {k_len}。向量和 W 都是随机的，所以 A 现在还没有意义。",
-        "task": "W 是学出来的。下面四个汉字要各自取到自己的英文词。损失是正确的词所得权重的 -log，梯度经过 `A @ v` 流到 W_Q 和 W_K。损失下降，A 变得"
+        "task": "Q = X1 W_Q，K = X2 W_K，其中的 W 是学出来的。下面四个汉字要各自取到自己的英文词。损失是正确的词所得权重的 -log，梯度经过 `A @ v` 流到 W_Q 和 W_K。损失下降，A 变得"
         "尖锐：每行的平均熵从 {first:.2f} 降到 {last:.2f}（毫无偏好时是 log {count} = {most:.2f}）。",
         "before": "训练前",
         "after": "训练 {step} 步后",
@@ -96,18 +159,21 @@ WORDS: Words = {
         "loss": "损失",
         "entropy": "每行的平均熵",
         "honest": "它只是背下了这 {count} 对词，没有学到别的。",
+        "left": "再学一件对每个序列都成立的事，W_V 也一起学：说出你左边是什么。词元是随机的，每步都换新的，所以靠内容看不出来；给每个位移学一个数就可以。“看左边一个”的头出现了：在一个从未训练过的序列（{shown}）上，"
+        "左邻所得的份额从 {first:.2f} 升到 {last:.2f}。（第一个词元左边没有东西：它那一行不计入损失。）",
+        "share": "在左邻上",
+        "readout": "学到的各个 Δ 的数",
+        "try": "换别的学习率再训练：太小，损失几乎不动；大些，A 尖锐得更快。",
+        "question": "哪个位移得到最大的数？它是正的还是负的？",
+        "answer": "Δ = {delta:+d}：Δ = q - k，左边一个的键是 k = q - 1。它的数是 {value:.2f}，第二大的是 {second:.2f}。两者之差取 exp，就是它的权重是后者的多少倍：{times:.0f} 倍。",
+        "next": "读热图：一个句子，它的汇总，以及很长的 A。`regard lesson sentence`",
     },
 }
 
 
-def show(console: Console, language: str = "en") -> None:
-    page = Page(console, language, WORDS)
+def show(page: Page) -> None:
     page.open()
-    greeting, states = greet(), train()
-    page.say(
-        "kinds", characters="".join(GREETING), words=" ".join(REPLY), q_len=len(greeting), k_len=len(greeting[0])
-    )  # fmt: skip
-    page.show(page.map(greeting, rows=GREETING, columns=REPLY, values=".2f", low=0, high=1))
+    states = train()
     count = len(CHARACTERS)
     first, last = states[0], states[-1]
     page.say("task", count=count, most=math.log(count), first=first.entropy, last=last.entropy)
@@ -130,3 +196,25 @@ def show(console: Console, language: str = "en") -> None:
         ),
     )
     page.say("honest", count=count)
+    left = train_left()
+    before, after = left[0], left[-1]
+    page.say("left", shown=shown(), first=before.previous, last=after.previous)
+    how: dict[str, Any] = {"rows": shown(), "columns": shown(), "low": 0, "high": 1}
+    page.show(
+        page.map(before.weights, title=page("before"), **how),
+        page.map(after.weights, title=page("after", step=after.step), **how),
+        table(
+            [page("step"), page("loss"), page("share"), page("entropy")],
+            [[s.step, f"{s.loss:.4f}", f"{s.previous:.4f}", f"{s.entropy:.4f}"] for s in left],
+        ),
+    )
+    deltas = range(-REACH, REACH + 1)
+    page.show(bars(after.readout, map(str, deltas), title=page("readout"), form=".2f", width=30))
+    second, first = sorted(after.readout)[-2:]
+    page.close(
+        TRY,
+        {
+            "delta": deltas[after.readout.index(first)], "value": first, "second": second,
+            "times": math.exp(first - second),
+        },
+    )  # fmt: skip

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 import regard as rg
@@ -23,9 +22,20 @@ FREQUENCIES = (math.pi / 2, math.pi / 3)
 READOUT = (1.0, 0.0, 1.0, 0.0)
 #: a query that listens to the low frequency only
 LOW = (0.0, 0.0, 1.0, 0.0)
+#: a readout that listens to one sine
+SINE = (0.0, 0.0, 0.0, 1.0)
 #: contents that differ from place to place
 MIXED = (READOUT, READOUT, LOW, LOW)
 HEADS, CLIP = 8, 4
+#: places, steps and rate of the search for v
+LEARNED_ON, STEPS, RATE = 12, 250, 0.05
+
+TRY = """\
+import math, torch, regard as rg
+nothing = torch.zeros(1, 1, 4, 1)
+for v in ([1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0]):
+    term = rg.Static(rg.Sinusoid((math.pi / 2, math.pi / 3)), readout=torch.tensor([v]))
+    print(rg.attention(nothing, nothing, position=term).logits.dense()[0, 0])"""
 
 
 class Rule(NamedTuple):
@@ -103,6 +113,39 @@ def four_parts() -> dict[str, list[list[float]]]:
     }
 
 
+class Learned(NamedTuple):
+    """v found from data alone."""
+
+    first: float  # loss before
+    last: float  # and after
+    before: list[float]
+    after: list[float]
+
+
+def learn() -> Learned:
+    """What the true v makes of random values is enough to find v: the gradient flows through A @ values."""
+    empty, values = nothing(LEARNED_ON), head(draw("values", LEARNED_ON, LEARNED_ON))
+    true = rg.Static(sinusoid(), readout=torch.tensor([READOUT], dtype=empty.dtype))
+    target = rg.attention(empty, empty, position=true) @ values
+    v = torch.nn.Parameter(0.1 * draw("v", 1, len(READOUT)))
+    before, losses = v[0].tolist(), []
+    optimizer = torch.optim.Adam([v], lr=RATE)
+    term = rg.Static(sinusoid(), readout=v)
+    for _ in range(STEPS):
+        loss = (rg.attention(empty, empty, position=term) @ values - target).square().mean()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return Learned(losses[0], losses[-1], before, v[0].tolist())
+
+
+def odd() -> list[float]:
+    """f(Δ) of a readout that listens to one sine."""
+    _, R, _ = features()
+    return (torch.tensor(R, dtype=torch.float64) @ torch.tensor(SINE, dtype=torch.float64)).tolist()
+
+
 def tables() -> tuple[list[int], dict[str, list[float]]]:
     """Features of a few displacements under other tables: T5's bucket, ALiBi's slope, a clipped table's bin."""
     deltas = [-128, -16, -2, -1, 0, 1, 2, 4, 8, 16, 32, 64, 128]
@@ -117,7 +160,7 @@ def tables() -> tuple[list[int], dict[str, list[float]]]:
 
 WORDS: Words = {
     "en": {
-        "title": "6  Relative position on a line",
+        "title": "Relative position on a line",
         "shows": "A score that depends on q - k alone: a rule, where such a term comes from, and how R and v make it.",
         "rule": "“Every token looks at the one two to its right”: k = q + 2, so Δ = q - k = {rule}. On {count} tokens the score is 1 at {pairs} and 0 "
         "elsewhere; rows {empty} are all 0. The same Δ gives the same score, all along a diagonal: a Toeplitz matrix.",
@@ -150,9 +193,18 @@ WORDS: Words = {
         "buckets": "T5 bucket",
         "slope": "ALiBi bias",
         "clipped": "clipped bin",
+        "learn": "v can be learned from data. Hide v = {v}, keep only what its A makes of random values on {count} places, and start from a random v: after {steps} "
+        "steps of Adam the loss has gone from {first:.2e} to {last:.2e}, and v is found again.",
+        "before": "v before",
+        "after": "v after",
+        "true": "v hidden",
+        "try": "The readout [1, 0, 1, 0] gives F. The second one listens to a sine: look at the signs above and below the diagonal. Then try ω and v of your own.",
+        "question": "With v = {v}, only cosines are heard, and F is symmetric: left and right look the same. Which v can tell left from right?",
+        "answer": "One that listens to a sine. With v = {sine}: f(-1) = {left:+.3f} and f(1) = {right:+.3f}, for sin is odd. In “R_Δ” Δ has a sign.",
+        "next": "When tokens stand on a grid, a displacement has two parts. `regard lesson grid`",
     },
     "zh": {
-        "title": "6  一维的相对位置",
+        "title": "一维的相对位置",
         "shows": "只取决于 q - k 的分数：一条规则，这种项从哪里来，R 和 v 怎样造出它。",
         "rule": "“每个词元看它右边第二个”：k = q + 2，即 Δ = q - k = {rule}。{count} 个词元时，分数在 {pairs} 处为 1，其余为 0；第 {empty} 行全为 0。Δ 相同则分数相同，沿"
         "整条对角线都一样：这是 Toeplitz 矩阵。",
@@ -181,12 +233,20 @@ WORDS: Words = {
         "buckets": "T5 的桶",
         "slope": "ALiBi 偏置",
         "clipped": "截断后的格",
+        "learn": "v 可以从数据里学。把 v = {v} 藏起来，只留下它的 A 在 {count} 个位置上对随机的值做出的结果，从随机的 v 开始：Adam 走 {steps} 步，损失从 {first:.2e} 降到 {last:.2e}，v 又找"
+        "回来了。",
+        "before": "学之前的 v",
+        "after": "学之后的 v",
+        "true": "藏起的 v",
+        "try": "读出 [1, 0, 1, 0] 给出 F。第二个听的是正弦：看对角线上下的正负号。再试试你自己的 ω 和 v。",
+        "question": "v = {v} 时只听余弦，F 是对称的：左和右看起来一样。怎样的 v 能分清左右？",
+        "answer": "听正弦的 v。v = {sine} 时，f(-1) = {left:+.3f}，f(1) = {right:+.3f}，因为正弦是奇函数。“R_Δ”里的 Δ 是有正负的。",
+        "next": "词元排在网格上时，位移有两个分量。`regard lesson grid`",
     },
 }
 
 
-def show(console: Console, language: str = "en") -> None:
-    page = Page(console, language, WORDS)
+def show(page: Page) -> None:
     page.open()
     found = rule()
     names = [str(n + 1) for n in range(TOKENS)]
@@ -231,6 +291,16 @@ def show(console: Console, language: str = "en") -> None:
     page.show(
         table(["Δ", *map(str, deltas)], [[page(name), *(f"{x + 0.0:g}" for x in row)] for name, row in kinds.items()])
     )
+    learned = learn()
+    page.say("learn", v=_vector(READOUT), count=LEARNED_ON, steps=STEPS, first=learned.first, last=learned.last)
+    found_v = (("before", learned.before), ("after", learned.after), ("true", list(READOUT)))
+    page.show(
+        table(["", *header[1:-1]], [[page(name), *(f"{round(x, 3) + 0.0:.3f}" for x in v)] for name, v in found_v])
+    )
+    f = odd()
+    page.close(
+        TRY, {"sine": _vector(SINE), "left": f[PLACES - 2], "right": f[PLACES]}, v=_vector(READOUT)
+    )  # fmt: skip
 
 
 def _clean(rows: list[list[float]]) -> list[list[float]]:

@@ -9,7 +9,6 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 import regard as rg
@@ -23,6 +22,15 @@ QUERY = 57.0
 SIGMAS = (2.0, 4.0)
 #: several queries at once: one of them is a key
 QUERIES = (52.0, 55.0, 56.0, 57.0)
+#: a Gaussian so wide that all keys look equally near
+WIDE = 1e6
+
+TRY = """\
+import torch, regard as rg
+column = lambda *x: torch.tensor(x)[None, None, :, None]
+q, k, v = column(57.0), column(51.0, 56.0, 58.0), column(40.0, 43.0, 48.0)
+for sigma in (0.5, 1.0, 2.0, 4.0, 8.0, 100.0):
+    print(sigma, float(rg.attention(q, k, score=rg.Euclidean(sigma)) @ v))"""
 
 
 class Look(NamedTuple):
@@ -78,6 +86,11 @@ def many() -> tuple[list[list[float]], list[float]]:
     return A[0, 0].dense().tolist(), (A @ numbers(VALUES)).flatten().tolist()
 
 
+def even() -> float:
+    """The answer of a Gaussian that prefers no key."""
+    return float(rg.attention(numbers((QUERY,)), numbers(KEYS), score=rg.Euclidean(WIDE)) @ numbers(VALUES))
+
+
 def as_fraction(weight: float) -> str:
     """A weight as the simple fraction it is."""
     return str(Fraction(weight).limit_denominator(1000))
@@ -85,7 +98,7 @@ def as_fraction(weight: float) -> str:
 
 WORDS: Words = {
     "en": {
-        "title": "1  The soft look-up",
+        "title": "The soft look-up",
         "shows": "What attention was before transformers: looking a number up in a table that does not hold it.",
         "store": "A store has keys with values: {store}. Ask it for {query:g}. No key is {query:g}. The keys are {distances} away.",
         "roles": "The query is what I look for. A key is what an item says about itself. The value is what it gives me. "
@@ -96,7 +109,7 @@ WORDS: Words = {
         "way": "weight",
         "code": "attention(q, k, ...)",
         "on": "on {key:g}→{value:g}",
-        "answer": "answer",
+        "gives": "answer",
         "nearest": "two nearest keys",
         "inverse": "1 / distance",
         "gauss_narrow": "Gaussian, σ = {sigma:g}",
@@ -114,9 +127,14 @@ WORDS: Words = {
         "query": "query",
         "round": "All queries are answered at once, each from all keys, like a round table where everyone hears everyone. "
         "A recurrent network whispers a message down a row instead: step by step, and it fades.",
+        "try": "Slide the width of the Gaussian from narrow to wide, and watch the answer move.",
+        "question": "What does a Gaussian give that is so wide that all keys look equally near to {query:g}?",
+        "answer": "The mean of the values, {even:.4f}: equal scores make equal weights, each 1/{count}. Narrow, it listens to the "
+        "nearest keys only; wide, to all alike.",
+        "next": "Keys that are vectors, not numbers: why the dot product measures likeness. `regard lesson scores`",
     },
     "zh": {
-        "title": "1  软查找",
+        "title": "软查找",
         "shows": "Transformer 之前的注意力：在一张表里查一个表中没有的数。",
         "store": "一个存储有若干键和值：{store}。用 {query:g} 去查。没有哪个键是 {query:g}，各键与它的距离是 {distances}。",
         "roles": "查询（query）是我要找什么。键（key）是每一项怎样介绍自己。值（value）是它能给我什么。在图书馆里：我的需要、书脊上的标签、书的内容。"
@@ -125,7 +143,7 @@ WORDS: Words = {
         "way": "权重",
         "code": "attention(q, k, ...)",
         "on": "{key:g}→{value:g}",
-        "answer": "结果",
+        "gives": "结果",
         "nearest": "最近的两个键",
         "inverse": "距离的倒数",
         "gauss_narrow": "高斯，σ = {sigma:g}",
@@ -138,12 +156,15 @@ WORDS: Words = {
         "many": "多个查询一起算：F(Q) = α(Q, K) V。这里 α 是 {n_q} x {n_k}，V 是 {n_k} x 1，所以 F(Q) 是 {n_q} x 1。每一行是一个独立的查询。",
         "query": "查询",
         "round": "所有查询同时得到回答，每个都看所有的键，好比圆桌会议，人人都听得到人人。循环网络则像一句悄悄话沿着一排人往下传：一步一步，越传越淡。",
+        "try": "把高斯的宽度从窄调到宽，看结果怎样移动。",
+        "question": "如果高斯宽得让所有的键看起来离 {query:g} 一样近，结果是多少？",
+        "answer": "是各个值的平均，{even:.4f}：分数相等，权重就相等，各 1/{count}。窄的高斯只听最近的键，宽的则一视同仁。",
+        "next": "键不再是数，而是向量：为什么用点积衡量相似。`regard lesson scores`",
     },
 }
 
 
-def show(console: Console, language: str = "en") -> None:
-    page = Page(console, language, WORDS)
+def show(page: Page) -> None:
     found = looks()
     page.open()
     store = page.listed(f"{key:g}→{value:g}" for key, value in zip(KEYS, VALUES, strict=True))
@@ -156,7 +177,7 @@ def show(console: Console, language: str = "en") -> None:
         [page(name, sigma=sigma.get(name)), a.code, *(f"{w:.4f}" for w in a.weights), f"{a.result:.4f}"]
         for name, a in found.items()
     ]
-    page.show(table([*header, page("answer")], rows))
+    page.show(table([*header, page("gives")], rows))
     exact = look("inverse", KEYS[1])
     page.say(
         "exact", fractions=page.listed(map(as_fraction, found["inverse"].weights)), key=KEYS[1], result=exact.result
@@ -172,5 +193,10 @@ def show(console: Console, language: str = "en") -> None:
     rows = [
         [f"{q:g}", *(f"{w:.4f}" for w in row), f"{y:.4f}"] for q, row, y in zip(QUERIES, weights, answers, strict=True)
     ]
-    page.show(table([page("query"), *header[2:], page("answer")], rows))
+    names = [f"{k:g}" for k in KEYS]
+    page.show(
+        table([page("query"), *header[2:], page("gives")], rows),
+        page.map(weights, rows=[f"{q:g}" for q in QUERIES], columns=names, values="percent", title="α(Q, K)"),
+    )
     page.say("round")
+    page.close(TRY, {"even": even(), "count": len(KEYS)}, query=QUERY)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 import regard as rg
@@ -18,6 +17,13 @@ TOKENS = ("小", "沈", "阳")
 MODEL_DIM, HEADS, DIM, V_DIM = 6, 2, 4, 5
 #: the query and the head whose numbers are shown
 SHOWN, HEAD = 1, 0
+
+TRY = """\
+import torch, regard as rg
+q, k, v = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 5)
+A = rg.attention(q, k, mask=rg.causal)
+print(A.steps(v).masked)
+print(A.dense(), A.dense().sum(-1), (A @ v).shape)"""
 
 
 class Step(NamedTuple):
@@ -92,31 +98,16 @@ def dependence() -> tuple[float, float]:
     return float((by_query - before).abs().max()), float((by_key - before).abs().max())
 
 
-def shared_keys() -> dict[int, tuple[tuple[int, ...], int]]:
-    """kv_heads → the shape of A for four query heads, and the numbers in K."""
+def sums() -> tuple[list[float], list[float]]:
+    """The sums of the rows of A (the first head's), and of its columns."""
     x = torch.stack(inputs()).sum(0)
-    q = project(x, "W_Q", DIM, 4)
-    found = {}
-    for kv_heads in (4, 2, 1):
-        k = project(x, "W_K", DIM, kv_heads)
-        found[kv_heads] = tuple(rg.attention(q, k).shape[1:]), k.numel()
-    return found
-
-
-def block(x: Tensor) -> Tensor:
-    """A transformer block (no dropout: nothing trains here)."""
-    norm = torch.nn.functional.layer_norm
-    h = norm(x, x.shape[-1:])
-    A = rg.attention(project(h, "W_Q", DIM), project(h, "W_K", DIM), mask=rg.causal)
-    out = (A @ project(h, "W_V", V_DIM))[0].movedim(0, 1).flatten(1)
-    x = x + out @ weight("W_O", HEADS * V_DIM, MODEL_DIM)
-    h = norm(x, x.shape[-1:]) @ weight("W_1", MODEL_DIM, 4 * MODEL_DIM)
-    return x + torch.nn.functional.gelu(h) @ weight("W_2", 4 * MODEL_DIM, MODEL_DIM)
+    A = rg.attention(project(x, "W_Q", DIM), project(x, "W_K", DIM))[0, HEAD].dense()
+    return A.sum(1).tolist(), A.sum(0).tolist()
 
 
 WORDS: Words = {
     "en": {
-        "title": "4  The matrix A",
+        "title": "The matrix A",
         "shows": "Every step from tokens to the output, with shapes and numbers, and which way A looks.",
         "setting": "{count} tokens, {heads} heads, d_k = {dim}, d_v = {v_dim}. The vectors are random and untrained. The numbers are those of {token} "
         "(query {query}) in head {head}.",
@@ -154,13 +145,14 @@ WORDS: Words = {
         "K = X W": "K = Q S, S any",
         "depends": "Q and K look interchangeable until V enters. Row t of A V needs one query but all keys and values: change another "
         "query and row {row} changes by {by_query:g}; change another key and it changes by {by_key:.2f}. That is why a KV cache works.",
-        "shared": "Each head has its own A. Heads may share keys: with {kv} key heads A stays {shapes}, while K shrinks to {sizes} numbers.",
-        "block": "A transformer block is LayerNorm → masked attention → residual + dropout → LayerNorm → feed-forward → residual + dropout. It keeps the "
-        "shape: {before} in, {after} out, so blocks can be stacked. A decoder-only model stacks these; an encoder-decoder model adds "
-        "cross-attention.",
+        "try": "Every step of an A of your own: what the mask leaves, the weights, and the shape of A V. Take out the mask, or change the sizes.",
+        "question": "What adds up to 1 in A: the rows or the columns?",
+        "answer": "The rows: {rows}. Each query shares out one whole look. The columns of the same A (here without a mask) add up to {columns}: how "
+        "much each key is looked at, which may be anything from 0 to the number of queries.",
+        "next": "Several A at once, the block made of them, and who looks at whom. `regard lesson heads`",
     },
     "zh": {
-        "title": "4  矩阵 A",
+        "title": "矩阵 A",
         "shows": "从词元到输出的每一步，形状和数都列出来；以及 A 是谁看谁。",
         "setting": "{count} 个词元，{heads} 个头，d_k = {dim}，d_v = {v_dim}。向量是随机的，没有训练过。列出的数属于“{token}”（第 {query} 个查询）的第 {head} 个头。",
         "symbol": "符号",
@@ -197,15 +189,15 @@ WORDS: Words = {
         "K = X W": "K = Q S，S 任意",
         "depends": "V 出现之前，Q 和 K 看起来可以互换。A V 的第 t 行只要一个查询，却要所有的键和值：改动另一个查询，第 {row} 行变化 {by_query:g}；改动另一个键，"
         "它变化 {by_key:.2f}。KV 缓存因此可行。",
-        "shared": "每个头有自己的 A。头可以共用键：键头数为 {kv} 时，A 仍是 {shapes}，而 K 只有 {sizes} 个数。",
-        "block": "一个 Transformer 块：LayerNorm → 带掩码的注意力 → 残差 + dropout → LayerNorm → 前馈 → 残差 + dropout。形状不变：输入 {before}，输出 {after}，"
-        "所以可以一层层叠起来。只有解码器的模型就是把它叠起来；编码器-解码器模型再加上交叉注意力。",
+        "try": "看你自己的 A 的每一步：掩码留下什么，权重是多少，A V 的形状。去掉掩码，或者改改大小。",
+        "question": "A 里什么之和为 1：行还是列？",
+        "answer": "行：{rows}。每个查询把完整的一次注视分出去。同一个 A（这里没有掩码）的列之和是 {columns}：每个键被看了多少，可以是 0 到查询个数之间的任何数。",
+        "next": "同时有几个 A，由它们组成的块，以及谁看谁。`regard lesson heads`",
     },
 }
 
 
-def show(console: Console, language: str = "en") -> None:
-    page = Page(console, language, WORDS)
+def show(page: Page) -> None:
     page.open()
     found = pipeline()
     page.say(
@@ -234,13 +226,14 @@ def show(console: Console, language: str = "en") -> None:
     page.show(table([page("case"), page("difference")], [[page(c), f"{d:.4f}"] for c, d in differences.items()]))
     by_query, by_key = dependence()
     page.say("depends", row=SHOWN + 1, by_query=by_query, by_key=by_key)
-    shared = shared_keys()
-    page.say(
-        "shared", kv=page.listed(shared), shapes=page.listed(sorted({by(s) for s, _ in shared.values()})),
-        sizes=page.listed(size for _, size in shared.values()),
-    )  # fmt: skip
-    x = torch.stack(inputs()).sum(0)
-    page.say("block", before=by(tuple(x.shape)), after=by(tuple(block(x).shape)))
+    rows_add, columns_add = sums()
+    page.close(
+        TRY,
+        {
+            "rows": page.listed(f"{x:.4f}" for x in rows_add),
+            "columns": page.listed(f"{x:.4f}" for x in columns_add),
+        },
+    )
 
 
 def by(shape: tuple[int, ...]) -> str:

@@ -1,5 +1,10 @@
 """Where a lesson is put: its words in one language, and the renderables between them, on a rich console.
 
+    page.open()                                   the title, and what the lesson shows
+    page.say("exact", key=56.0, result=43.0)      a sentence of the lesson's words, with its numbers
+    page.show(page.map(A), table(...))            pictures
+    page.close(TRY, answer={"result": 45.5})      what to try, a question with its answer, where to go next
+
 A lesson's words are a dictionary of languages, each a dictionary of sentences with places for numbers ("gives {y:.4f}").
 What stands between backticks is code. Lines are broken here, not by rich: Chinese has no spaces to break at, and a line
 must not begin with a comma.
@@ -28,18 +33,25 @@ CLOSING, OPENING = "，。；：、？！）》”’…,.;:?!)", "（《“‘(
 _PIECE = re.compile(r"\s+|[^\s⺀-￯“”‘’…]+|.")
 #: what a view says of itself, by language
 VIEW = {
-    "en": {"axes": "rows: queries, columns: keys", "masked": "masked", "between": ", "},
-    "zh": {"axes": "行：查询，列：键", "masked": "被遮住", "between": "、"},
-}
+    "en": {
+        "axes": "rows: queries, columns: keys", "masked": "masked", "between": ", ",
+        "try": "Try. ", "question": "Question. ", "answer": "Answer. ", "next": "Next. ",
+    },
+    "zh": {
+        "axes": "行：查询，列：键", "masked": "被遮住", "between": "、",
+        "try": "试一试。", "question": "问题。", "answer": "答案。", "next": "接下来。",
+    },
+}  # fmt: skip
+LABEL = "bold"
 
 
 class Page:
     """One lesson on one console, in one language."""
 
-    def __init__(self, console: Console, language: str, words: Words):
+    def __init__(self, console: Console, language: str, words: Words, number: int | None = None):
         if language not in words:
             raise ValueError(f"language: expected one of {', '.join(words)}, found {language!r}")
-        self.console, self.language, self.words = console, language, words[language]
+        self.console, self.language, self.words, self.number = console, language, words[language], number
 
     def __call__(self, key: str, /, **numbers: Any) -> str:
         """A sentence with its numbers."""
@@ -48,14 +60,43 @@ class Page:
     def open(self, **numbers: Any) -> None:
         """The lesson's title, and the sentence that says what it shows."""
         self.console.print()
-        self.console.rule(Text(self("title"), style="bold"), align="left", style="dim")
+        title = self("title") if self.number is None else f"{self.number}  {self('title')}"
+        self.console.rule(Text(title, style="bold"), align="left", style="dim")
         self.say("shows", **numbers)
 
     def say(self, key: str, /, **numbers: Any) -> None:
         """A paragraph, broken into lines."""
+        self.paragraph(self(key, **numbers))
+
+    def paragraph(self, text: str, label: str = "") -> None:
+        """Words broken into lines, after a label if there is one."""
         self.console.print()
-        for line in broken(self(key, **numbers), min(self.console.width, WIDEST)):
+        for at, line in enumerate(broken(label + text, min(self.console.width, WIDEST))):
+            if not at:
+                line.stylize(LABEL, 0, len(label.rstrip()))
             self.console.print(line, no_wrap=True, overflow="fold")
+
+    def code(self, lines: str) -> None:
+        """A command, or lines of Python, as they are to be typed."""
+        self.console.print()
+        for line in lines.splitlines():
+            self.console.print(Text("    " + line, style=CODE), soft_wrap=True)  # never broken: it is to be copied
+
+    def ask(self, question: str, answer: str) -> None:
+        """A question, and its answer."""
+        self.paragraph(question, self.label("question"))
+        self.paragraph(answer, self.label("answer"))
+
+    def close(self, code: str, answer: Mapping[str, Any] | None = None, **numbers: Any) -> None:
+        """The end of a lesson: something to try, a question (with `numbers`), its answer, and where to go next."""
+        self.paragraph(self("try"), self.label("try"))
+        self.code(code)
+        self.ask(self("question", **numbers), self("answer", **(answer or {})))
+        self.paragraph(self("next"), self.label("next"))
+
+    def label(self, name: str) -> str:
+        """What stands before a paragraph of its kind, in this language."""
+        return VIEW[self.language][name]
 
     def show(self, *parts: RenderableType) -> None:
         """Renderables, side by side where they fit."""

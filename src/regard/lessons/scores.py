@@ -1,4 +1,4 @@
-"""M1, from two vectors to a weight: why the dot product, why softmax, why the square root of d."""
+"""M1, why the dot product: what it says of two vectors, and the other scores on the same data."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import math
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 import regard as rg
 
 from ..views.terminal import table
 from .page import Page, Words
-from .vectors import draw, head
+from .vectors import head
 
 Vectors = dict[str, tuple[float, ...]]
 
@@ -21,13 +20,17 @@ KING = (1.0, 2.0, 3.0)
 AGAINST_KING: Vectors = {"queen": (1.0, 2.0, 3.0), "car": (-1.0, -2.0, -3.0), "crown": (1.0, 1.0, 1.0)}
 INVITE = (0.8, 0.2, 0.7)
 AGAINST_INVITE: Vectors = {"小": (0.2, 0.8, 0.3), "沈": (0.3, 0.7, 0.4), "阳": (0.1, 0.9, 0.2)}
-LOGITS = (3.5, -2.1, 8.7, 0.3)
-#: what some texts print for the three largest of their weights
-MISPRINT = (0.05, 0.94, 0.01)
 SIGMA = 2.0
 SCORES = {"dot": rg.Dot(), "cosine": rg.Cosine(), "euclidean": rg.Euclidean(SIGMA), "inverse": rg.InverseDistance()}
-DIMS = (8, 32, 128, 512)
-SAMPLE = 64
+#: degrees between two unit vectors
+ANGLES = (0, 60, 90, 120, 180)
+
+TRY = """\
+import torch, regard as rg
+q = torch.tensor([[[[1.0, 2.0, 3.0]]]])
+k = torch.tensor([[[[2.0, 4.0, 6.0], [3.0, 0.0, -1.0], [-1.0, -2.0, -3.0]]]])
+print(rg.attention(q, k, scale=1.0).logits.dense())
+print(rg.attention(q, k, score=rg.Cosine()).logits.dense())"""
 
 
 class Pair(NamedTuple):
@@ -37,15 +40,6 @@ class Pair(NamedTuple):
     key: tuple[float, ...]
     dot: float
     cosine: float
-
-
-class Scaling(NamedTuple):
-    """Random unit-variance vectors of one dimension count: what softmax makes of their dot products."""
-
-    dim: int
-    spread: float  # standard deviation of the raw dots
-    entropy: dict[str, float]  # "raw" and "scaled": mean entropy of a row
-    gradient: dict[str, float]  # norm of the gradient that reaches a row's logits: the median over rows
 
 
 def vectors(rows: tuple[tuple[float, ...], ...]) -> Tensor:
@@ -58,6 +52,21 @@ def against(query: tuple[float, ...], keys: Vectors) -> list[Pair]:
     dots = rg.attention(q, k, scale=1.0).logits[0, 0, 0, :].tolist()
     cosines = rg.attention(q, k, score=rg.Cosine()).logits[0, 0, 0, :].tolist()
     return [Pair(name, key, d, c) for (name, key), d, c in zip(keys.items(), dots, cosines, strict=True)]
+
+
+def cosines(words: Vectors) -> list[list[float]]:
+    """The cosine of every pair."""
+    x = vectors(tuple(words.values()))
+    return rg.attention(x, x, score=rg.Cosine()).logits[0, 0].dense().tolist()
+
+
+def angles() -> list[float]:
+    """The dot product of (1, 0) and a unit vector turned away from it, free of rounding errors that print as -0.00."""
+    turned = tuple((math.cos(math.radians(a)), math.sin(math.radians(a))) for a in ANGLES)
+    return [
+        round(x, 12)
+        for x in rg.attention(vectors(((1.0, 0.0),)), vectors(turned), scale=1.0).logits[0, 0, 0, :].tolist()
+    ]
 
 
 def four() -> dict[str, list[float]]:
@@ -76,37 +85,10 @@ def rewrite(sigma: float = SIGMA) -> float:
     return float((gauss.dense() - dot.dense()).abs().max())
 
 
-def softmax(logits: tuple[float, ...] = LOGITS) -> list[float]:
-    """Softmax as A does it: one query of 1, and a key for each logit."""
-    return rg.attention(vectors(((1.0,),)), vectors(tuple((x,) for x in logits)), scale=1.0)[0, 0, 0, :].tolist()
-
-
-def scaling(dim: int) -> Scaling:
-    """SAMPLE queries against SAMPLE keys, raw and divided by the square root of dim.
-
-    Each query is a head here, so that a static term of zeros, which is one number a head and key, receives
-    the gradient of the logits.
-    """
-    q = draw(f"queries {dim}", 1, SAMPLE, 1, dim)
-    k, v = draw(f"keys {dim}", 1, 1, SAMPLE, dim), draw("values", 1, 1, SAMPLE, 1)
-    entropy, gradient = {}, {}
-    spread = 0.0
-    for name, scale in (("raw", 1.0), ("scaled", None)):
-        nothing = torch.nn.Parameter(torch.zeros(SAMPLE, 2 * SAMPLE - 1, dtype=q.dtype))
-        A = rg.attention(q, k, scale=scale, position=rg.Static(rg.Clipped(SAMPLE - 1), readout=nothing))
-        (A @ v).sum().backward()
-        assert nothing.grad is not None
-        entropy[name] = float(A.entropy().mean())
-        gradient[name] = float(nothing.grad.norm(dim=-1).median())
-        if name == "raw":
-            spread = float(A.logits.dense().detach().std())
-    return Scaling(dim, spread, entropy, gradient)
-
-
 WORDS: Words = {
     "en": {
-        "title": "3  From two vectors to a weight",
-        "shows": "Why the score is a dot product, why it is divided by √d, and what softmax does to it.",
+        "title": "Why the dot product",
+        "shows": "Why the score of a query and a key is their dot product, and what other scores cost.",
         "dot": "q·k = |q| |k| cos θ: large when q and k point the same way, 0 at a right angle, negative when they are opposite. "
         "A negative dot product means opposite, not unrelated.",
         "query": "query",
@@ -121,21 +103,18 @@ WORDS: Words = {
         "cost_inverse": "a logarithm for every pair",
         "rewrite": "A Gaussian of the distance is a dot product plus one bias a key, for |q-k|² = |q|² - 2 q·k + |k|², and |q|² is the same "
         "for the whole row: softmax cancels it. Largest difference between the two: {difference:.1e}.",
-        "softmax": "Softmax makes shares of scores: exp of each, over their sum. {logits} → {weights}. Some texts print "
-        "{misprint} for it: that is wrong, the largest takes more than that.",
-        "sqrt": "Why ÷ √d: the dot product of two random vectors of unit variance has standard deviation √d. For d = {dim} that is "
-        "{root:.1f}. Softmax of numbers that far apart is nearly all or nothing, and then almost no gradient comes through.",
-        "spread": "measured",
-        "entropy_raw": "entropy",
-        "gradient_raw": "gradient",
-        "entropy_scaled": "entropy, ÷√d",
-        "gradient_scaled": "gradient, ÷√d",
-        "read": "({sample} random queries and keys. Entropy: mean of a row, at most log {sample} = {most:.2f}. Gradient: norm of what "
-        "reaches a row of logits, the median of the rows.)",
+        "angles": "Two vectors of length 1, from the same direction to the opposite one: the dot product is the cosine of the angle.",
+        "angle": "angle",
+        "all": "every pair: cosine",
+        "try": "One key twice as long as q, one at a right angle, one opposite. Which dot product is 0? Which cosine is 1? Then change the vectors.",
+        "question": "Make queen twice as long. What happens to its dot product with king, and to the cosine?",
+        "answer": "The dot product goes from {dot:g} to {double:g}, the cosine stays {cosine:g}: the dot product also counts length, so a long key "
+        "is heard more by every query that points its way.",
+        "next": "From scores to shares, and why they are divided by √d. `regard lesson softmax`",
     },
     "zh": {
-        "title": "3  从两个向量到一个权重",
-        "shows": "分数为什么用点积，为什么除以 √d，softmax 又做了什么。",
+        "title": "为什么用点积",
+        "shows": "查询和键的分数为什么用点积，别的分数要付什么代价。",
         "dot": "q·k = |q| |k| cos θ：方向相同时大，垂直时为 0，相反时为负。点积为负表示相反，不表示无关。",
         "query": "查询",
         "key": "键",
@@ -148,20 +127,18 @@ WORDS: Words = {
         "cost_euclidean": "每个键一个偏置：-|k|² / 2σ²",
         "cost_inverse": "每一对要算一个对数",
         "rewrite": "距离的高斯就是点积加上每个键一个偏置：|q-k|² = |q|² - 2 q·k + |k|²，而 |q|² 在整行里都一样，被 softmax 消去。两者最大相差 {difference:.1e}。",
-        "softmax": "softmax 把分数变成份额：各自取 exp，再除以总和。{logits} → {weights}。有的文章印成 {misprint}：那是错的，最大的一个占得更多。",
-        "sqrt": "为什么 ÷ √d：两个单位方差的随机向量，点积的标准差是 √d。d = {dim} 时是 {root:.1f}。相差这么远的数，softmax 之后几乎非全即无，梯度也就几乎传不过来。",
-        "spread": "实测",
-        "entropy_raw": "熵",
-        "gradient_raw": "梯度",
-        "entropy_scaled": "熵（÷√d）",
-        "gradient_scaled": "梯度（÷√d）",
-        "read": "（随机的 {sample} 个查询和键。熵：每行的平均，最大是 log {sample} = {most:.2f}。梯度：传到一行 logit 上的梯度的范数，取各行的中位数。）",
+        "angles": "两个长度为 1 的向量，从同向转到反向：点积就是夹角的余弦。",
+        "angle": "夹角",
+        "all": "每一对的余弦",
+        "try": "一个键是 q 的两倍长，一个与它垂直，一个相反。哪个点积是 0？哪个余弦是 1？再改改这些向量。",
+        "question": "把 queen 变成两倍长，它与 king 的点积和余弦各会怎样？",
+        "answer": "点积从 {dot:g} 变成 {double:g}，余弦仍是 {cosine:g}：点积也算长度，所以长的键会被所有朝它方向的查询听得更多。",
+        "next": "从分数到份额，以及为什么要除以 √d。`regard lesson softmax`",
     },
 }
 
 
-def show(console: Console, language: str = "en") -> None:
-    page = Page(console, language, WORDS)
+def show(page: Page) -> None:
     page.open()
     page.say("dot")
     rows = [
@@ -172,27 +149,20 @@ def show(console: Console, language: str = "en") -> None:
         )
         for pair in pairs
     ]
-    page.show(table([page("query"), page("key"), "", "q·k", page("cosine")], rows))
+    words = {"king": KING, **AGAINST_KING}
+    page.show(
+        table([page("query"), page("key"), "", "q·k", page("cosine")], rows),
+        page.map(cosines(words), rows=words, columns=words, values=".2f", low=-1, high=1, title=page("all")),
+    )
+    page.say("angles")
+    page.show(table([page("angle"), *(f"{a}°" for a in ANGLES)], [["q·k", *(f"{x + 0.0:.2f}" for x in angles())]]))
     page.say("four")
     found = four()
     rows = [[repr(SCORES[s]), *(f"{w:.4f}" for w in weights), page(f"cost_{s}")] for s, weights in found.items()]
     page.show(table([page("score"), *AGAINST_KING, page("cost")], rows))
     page.say("rewrite", difference=rewrite())
-    page.say(
-        "softmax", logits=_vector(LOGITS), weights="[" + ", ".join(f"{w:.4f}" for w in softmax()) + "]",
-        misprint=" / ".join(map(str, MISPRINT)),
-    )  # fmt: skip
-    sizes = [scaling(dim) for dim in DIMS]
-    page.say("sqrt", dim=DIMS[-1], root=math.sqrt(DIMS[-1]))
-    header = ["d", "√d", page("spread")]
-    header += [page(f"{what}_{how}") for how in ("raw", "scaled") for what in ("entropy", "gradient")]
-    rows = [
-        [f"{s.dim}", f"{math.sqrt(s.dim):.1f}", f"{s.spread:.1f}"]
-        + [f"{part[how]:.3f}" for how in ("raw", "scaled") for part in (s.entropy, s.gradient)]
-        for s in sizes
-    ]
-    page.show(table(header, rows))
-    page.say("read", sample=SAMPLE, most=math.log(SAMPLE))
+    dot, double = against(KING, {"queen": KING, "double": tuple(2 * x for x in KING)})
+    page.close(TRY, {"dot": dot.dot, "double": double.dot, "cosine": round(double.cosine, 12)})
 
 
 def _vector(numbers: tuple[float, ...]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 import regard as rg
@@ -25,6 +24,8 @@ FALL = -0.4
 COPIES, PICTURE = 500, 48
 #: the query that is explained, and the keys a query's row is boiled down to
 ASKED, TOP = 8, 3
+
+TRY = 'regard look "a rose is a rose is a rose"'
 
 
 class Row(NamedTuple):
@@ -84,7 +85,7 @@ def profile(A: rg.AttentionMatrix) -> list[float]:
 
 WORDS: Words = {
     "en": {
-        "title": "8  Looking at a sentence",
+        "title": "Looking at a sentence",
         "shows": "Heat maps of A for one sentence, what can be read off them, and a long A as a picture.",
         "setting": "{sentence} has {characters} characters ({bytes} bytes). Each gets a random vector, seeded by its code point; W_Q and W_K are random too. "
         "Nothing here is trained, so no map says anything about the words: it shows what each part of the score does.",
@@ -110,9 +111,14 @@ WORDS: Words = {
         "block), and any part is exact when asked for.",
         "overview": "{n} x {n}, pooled",
         "zoom": "A[{a}:{b}, {a}:{b}], exact",
+        "try": "A text of your own before the model that comes with regard: heads, links, and a heat map with its tokens.",
+        "question": "The long A has {pairs:,} pairs. How large would it be, stored in float32, and what does the lazy A hold?",
+        "answer": "{stored:.0f} MiB for one head, against {held:.2f} MiB of q and k: the first grows with the square of the length, the second with the length. The "
+        "picture above came from the second.",
+        "next": "Models that were trained: what do their heads look at? `regard lesson real`",
     },
     "zh": {
-        "title": "8  看一个句子",
+        "title": "看一个句子",
         "shows": "一个句子的 A 的热图，从中能读出什么，以及把很长的 A 画成一张图。",
         "setting": "“{sentence}”有 {characters} 个字符（{bytes} 个字节）。每个字符得到一个随机向量，种子是它的码位；W_Q 和 W_K 也是随机的。这里没有任何东西训练过，所以这些图不说明"
         "词义，只显示分数的每一部分起什么作用。",
@@ -135,12 +141,15 @@ WORDS: Words = {
         "long": "同一个句子重复 {copies} 遍：A 是 {shape}。它从不被存下来：图是一遍算出的（每个 {cell} x {cell} 块的平均权重），任何一部分要看时都是精确的。",
         "overview": "{n} x {n}，合并成块",
         "zoom": "A[{a}:{b}, {a}:{b}]，精确",
+        "try": "让 regard 自带的模型读你自己的文字：各个头、联系，以及带词元的热图。",
+        "question": "那个长的 A 有 {pairs:,} 对。用 float32 存下来有多大？惰性的 A 又存了多少？",
+        "answer": "一个头就要 {stored:.0f} MiB，而 q 和 k 只有 {held:.2f} MiB：前者随长度的平方增长，后者随长度增长。上面的图就是从后者算出来的。",
+        "next": "训练过的模型：它们的头在看什么？`regard lesson real`",
     },
 }
 
 
-def show(console: Console, language: str = "en") -> None:
-    page = Page(console, language, WORDS)
+def show(page: Page) -> None:
     page.open()
     page.say("setting", sentence=SENTENCE, characters=len(SENTENCE), bytes=len(SENTENCE.encode()))
     found = matrices()
@@ -171,6 +180,8 @@ def show(console: Console, language: str = "en") -> None:
             title=page("zoom", a=zoom.start, b=zoom.stop),
         ),
     )  # fmt: skip
+    number = torch.finfo(torch.float32).bits // 8
+    page.close(TRY, {"stored": n * n * number / 2**20, "held": 2 * n * DIM * number / 2**20}, pairs=n * n)
 
 
 def explained(page: Page, A: rg.AttentionMatrix) -> Table:
