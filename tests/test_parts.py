@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from descriptions import Case, cases
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support import all_within_budget
+from support import all_within_budget, within_budget
 from torch import Tensor
 
 import regard as rg
@@ -88,8 +88,17 @@ def parts(draw) -> tuple[Case, tuple[float, ...]]:
     return draw(cases()), tuple(draw(st.floats(0, 1)) for _ in range(4))
 
 
+#: a part that is the class token alone, and one within a line of a grid: their keys are one run that begins elsewhere
+ALONE = Case(
+    seed=0, batch=1, heads=1, kv_heads=1, geometry="class grid", q_shape=(2, 3), k_shape=(2, 3), score="dot",
+    scale="default", terms=("cells", "query cells"), mask="none", starts="zero", softcap=False, sink=False, v_dim=1,
+)  # fmt: skip
+
+
 @settings(max_examples=60, deadline=None)
 @given(parts())
+@example((ALONE, (0.0, 0.0, 0.0, 0.0)))
+@example((ALONE, (0.3, 0.8, 0.75, 0.9)))
 @pytest.mark.parametrize("engine", ["reference", "tiled", "cpu"])
 def test_a_part_is_the_whole_seen_through_a_window(engine, given_part):
     case, at = given_part
@@ -137,3 +146,24 @@ def test_long_rows_are_looked_at_in_blocks_of_keys(case):
         found = whole(case, "cpu")
     plain, exact, nudged = (whole(case, "reference", *how) for how in ((), (True,), (True, True)))
     all_within_budget(found, plain, exact, nudged)
+
+
+def test_a_window_of_some_keys_needs_the_log_sum_exp():
+    A = rg.attention(torch.randn(1, 1, 6, 4), torch.randn(1, 1, 8, 4))[0, 0]
+    (pooled_,) = A.window(slice(1, 5), slice(2, 7), rg.Heatmap(cell=1), lse=A.lse[1:5])
+    within_budget(pooled_.sum, A[1:5, 2:7], A.to(torch.float64)[1:5, 2:7])
+    with pytest.raises(ValueError, match="lse: expected that of the queries"):
+        A.window(slice(1, 5), slice(2, 7), rg.Heatmap(cell=1))
+    for rows in (slice(3, 3), slice(0, 6, 2), slice(9, 12)):
+        with pytest.raises(ValueError, match="window: expected spans"):
+            A.window(rows, slice(None), rg.Entropy())
+
+
+@pytest.mark.parametrize(
+    ("given_", "says"),
+    [({}, "either cells or cell"), ({"cells": 2, "cell": 2}, "either cells or cell"), ({"cell": 0}, "cell: expected"),
+     ({"cells": 2.5}, "cells: expected"), ({"cells": 2, "of": "lies"}, "of: expected 'weights' or 'logits'")],
+)  # fmt: skip
+def test_heat_maps_that_are_none_are_refused(given_, says):
+    with pytest.raises(ValueError, match=says):
+        rg.Heatmap(**given_)

@@ -33,7 +33,7 @@ PUBLIC = """
 #: it needs them, so neither imports the other.
 ORDER = [
     {"scores", "geometry", "features", "masks", "normal", "progress", "indexing", "above"},
-    {"position", "summaries"},
+    {"position", "summaries", "slices"},
     {"recipes", "description"},
     {"tables", "engines.reference", "face"},
     {"lower"},

@@ -81,7 +81,7 @@ class TensorFace:
     def _with_batch_axis(self) -> Self:
         """A[b][None]: the batch axis again."""
         if not self._dropped[0]:
-            raise IndexError(f"A has all its four axes {list(self.shape)}: None adds none")
+            raise IndexError(f"index: expected whole numbers or {self.shape[0]} booleans, found None")
         return type(self)(self._description, self._selection, (False, self._dropped[1]), self._seen)  # type: ignore[call-arg]
 
     def cpu(self) -> Self:

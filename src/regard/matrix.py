@@ -28,6 +28,7 @@ from .plan import Plan, by_definition, check_engine, definition, plan, remarked,
 from .position import Position, Rotary
 from .progress import Callback, reporting
 from .scores import Score
+from .slices import band, weights_of
 from .summaries import (
     Entropy,
     FirstKeyShare,
@@ -227,6 +228,17 @@ class AttentionMatrix(TensorFace):
             self._lse = lse.detach().clone()
         return lse
 
+    @property
+    def remembered(self) -> Tensor | None:
+        """The log-sum-exp if it is known already, from a product or a recording; else None. Computes nothing."""
+        return None if self._lse is None else self._drop(self._lse)
+
+    def knowing(self, lse: Tensor) -> AttentionMatrix:
+        """The same A with its log-sum-exp [.., q_len] given: rows are not looked at again to find it."""
+        known = copy.copy(self)
+        known._lse = lse.to(self.device).reshape(self._still.sizes[:3])
+        return known
+
     def dense(self, *, force: bool = False) -> Tensor:
         """All of A as a tensor. Above a size it must be forced."""
         return self.block(slice(None), slice(None), force=force)
@@ -241,7 +253,7 @@ class AttentionMatrix(TensorFace):
             raise ValueError(f"width: expected an integer >= 0, found {width!r}")
         problem, lse = self._problem(), self._whole_lse()
         with self._own_precision():
-            return self._drop(_band(self.plan.module.tile, problem, lse, width))
+            return self._drop(band(self.plan.module.tile, problem, lse, width))
 
     def reversed(self) -> AttentionMatrix:
         """Keys look at queries: softmax over queries of the transposed logits, terms and mask transposed with them."""
@@ -491,10 +503,10 @@ class AttentionMatrix(TensorFace):
             if logits:
                 result = tile(problem, r, c)
             elif self._lse is not None and not self._tracks:
-                result = _weights(tile(problem, r, c), self._lse[:, :, r])
+                result = weights_of(tile(problem, r, c), self._lse[:, :, r])
             elif span_length(c) < k_len and batch * heads * span_length(r) * k_len > ROWS:
                 # few columns of many rows: whole rows would stay in the graph
-                result = _weights(tile(problem, r, c), self._whole_lse()[:, :, r])
+                result = weights_of(tile(problem, r, c), self._whole_lse()[:, :, r])
             else:
                 result = self._weights_of_rows(problem, r, c)
         for axis, gone in ((-1, c_gone), (-2, r_gone)):
@@ -556,37 +568,6 @@ class Logits:
 
     def __repr__(self) -> str:
         return f"logits of {self._matrix!r}"
-
-
-def _weights(logits: Tensor, lse: Tensor) -> Tensor:
-    """exp(logits - lse); a row that sees nothing has weights 0."""
-    return torch.exp(logits - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
-
-
-def _band(tile: Callable[..., Tensor], problem: Problem, lse: Tensor, width: int) -> Tensor:
-    """The diagonal band from straight tiles along it (positions, so that starts count)."""
-    batch, heads, q_len, k_len = problem.sizes
-    starts = [
-        problem.starts[side] if slot < 0 else problem.operands[slot] + problem.starts[side]
-        for side, slot in enumerate((problem.form.q_start, problem.form.k_start))
-    ]
-    base = torch.as_tensor(starts[0] - starts[1], device=problem.q.device).reshape(-1, 1, 1, 1)  # key - query index
-    low, high = int(base.min()), int(base.max())
-    offsets = torch.arange(-width, width + 1, device=problem.q.device)
-    bands = []
-    for first in range(0, q_len, 256):
-        last = min(first + 256, q_len)
-        left, right = max(first + low - width, 0), min(last + high + width, k_len)
-        rows = torch.arange(first, last, device=problem.q.device)[:, None]
-        key = rows + base + offsets  # [batch or 1, 1, rows, 2 width + 1]
-        if right <= left:
-            bands.append(lse.new_zeros(batch, heads, last - first, 2 * width + 1))
-            continue
-        weights = _weights(tile(problem, slice(first, last), slice(left, right)), lse[:, :, first:last])
-        inside = (key >= left) & (key < right)
-        near = (key - left).clamp(0, right - left - 1).expand(batch, heads, -1, -1)
-        bands.append(weights.gather(-1, near) * inside)
-    return torch.cat(bands, dim=2) if bands else lse.new_zeros(batch, heads, 0, 2 * width + 1)
 
 
 def _pick(x: Any, batch: Any, heads: Any) -> Any:

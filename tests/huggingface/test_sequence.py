@@ -515,10 +515,6 @@ def test_checkpointing(reentrant):
         assert torch.allclose(grad, found["again"][key], rtol=1e-4, atol=1e-5 * float(grad.abs().max())), key
 
 
-@pytest.mark.xfail(
-    reason="a description asks a term made inside the graph for its named_parameters, which breaks the graph",
-    raises=torch._dynamo.exc.Unsupported,
-)
 def test_compiled():
     """In one graph, and another length in the same."""
     model = t5(what="EncoderModel", num_layers=1)().eval()

@@ -10,6 +10,7 @@ import re
 import shlex
 import string
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -357,3 +358,20 @@ def test_the_quiz_asks_the_eight_questions(told):
     for language in LANGUAGES:
         asked = told[language, "quiz"].asked
         assert all(re.search(r"\d", answer) for _, answer in asked)
+
+
+# The document
+
+
+def test_the_document_maps_every_point_to_a_lesson_and_a_test():
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "lessons.md").read_text(encoding="utf-8")
+    tests = set(
+        re.findall(r"^def (test_\w+)", "".join(map(Path.read_text, (root / "tests/lessons").glob("*.py"))), re.M)
+    )
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"^\| (?=M\d).*$", text, re.M)]
+    assert {row[0].split()[0] for row in rows} == {f"M{n}" for n in range(7)}
+    for _, lessons, held in rows:
+        assert set(re.findall(r"`(\w+)`", lessons)) <= set(PARTS) and lessons
+        assert set(re.findall(r"`(\w+)`", held)) <= tests and held, held
+    assert re.findall(r"^\| `(\w+)` \|", text, re.M) == list(PARTS)

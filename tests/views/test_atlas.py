@@ -10,6 +10,7 @@ from support import within_budget
 from torch import Tensor
 
 import regard as rg
+from regard.views import atlas as atlas_module
 from regard.views import pools as pools_module
 from regard.views.atlas import TILE, Atlas
 from regard.views.pools import Cancelled, Cells, Pools, bit_reversed, order_of
@@ -104,6 +105,19 @@ def test_a_sample_comes_first_and_says_so():
     shown = ~exact.mean.isnan() & ~tile.mean.isnan()
     assert shown.sum() > 0.9 * (~exact.mean.isnan()).sum()
     assert not torch.equal(tile.mean.nan_to_num(), exact.mean.nan_to_num())
+
+
+def test_rows_in_sight_come_before_others(monkeypatch):
+    monkeypatch.setattr(atlas_module, "TILE", 4)
+    monkeypatch.setattr(pools_module, "FIRST", 2)
+    atlas = Atlas(head())
+    atlas.levels = [1, 32]
+    assert not atlas.tile(32, 3, 0).exact  # queries 384 .. 511: four units of rows
+    assert not atlas.weights.known(slice(384, 512))
+    for _ in range(2):  # three units at a time, but for those of the sample
+        atlas.step()
+    assert atlas.weights.known(slice(384, 512)) and not atlas.exact
+    assert atlas.tile(32, 3, 0).exact
 
 
 def test_a_fine_tile_is_exact_at_once_and_takes_in_only_its_rows():

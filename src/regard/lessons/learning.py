@@ -210,11 +210,11 @@ def show(page: Page) -> None:
     )
     deltas = range(-REACH, REACH + 1)
     page.show(bars(after.readout, map(str, deltas), title=page("readout"), form=".2f", width=30))
-    second, first = sorted(after.readout)[-2:]
+    second, largest = sorted(after.readout)[-2:]
     page.close(
         TRY,
         {
-            "delta": deltas[after.readout.index(first)], "value": first, "second": second,
-            "times": math.exp(first - second),
+            "delta": deltas[after.readout.index(largest)], "value": largest, "second": second,
+            "times": math.exp(largest - second),
         },
     )  # fmt: skip

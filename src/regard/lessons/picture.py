@@ -9,6 +9,7 @@ characters are drawn as rectangles, so it looks alike whatever fonts the reader 
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Iterator
 from html import escape
@@ -155,11 +156,12 @@ def _letters(text: str, style: Style, row: int, column: int, wide: int) -> list[
     look = f'fill="{_ink(style)}"' + (' font-weight="bold"' if style.bold else "")
     if wide == 2 and len(text) == 1:
         return [f'<text x="{(column + 1) * ACROSS}" y="{y}" text-anchor="middle" {look}>{escape(text)}</text>']
-    before = len(text) - len(text.lstrip())
-    text = text.strip()
-    x, length = (column + before) * ACROSS, len(text) * ACROSS
-    fit = f'textLength="{length}" lengthAdjust="spacingAndGlyphs"'
-    return [f'<text x="{x}" y="{y}" {fit} {look}>{escape(text)}</text>']
+    found = []
+    for words in re.finditer(r"\S+(?: \S+)*", text):  # a page may draw two spaces as one, and stretch what is left
+        x, length = (column + words.start()) * ACROSS, len(words[0]) * ACROSS
+        fit = f'textLength="{length}" lengthAdjust="spacingAndGlyphs"'
+        found.append(f'<text x="{x}" y="{y}" {fit} {look}>{escape(words[0])}</text>')
+    return found
 
 
 def _ink(style: Style) -> str:

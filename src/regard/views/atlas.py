@@ -10,7 +10,6 @@ that a fine tile needs are taken in before all others. Logits have a base of the
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -52,7 +51,7 @@ class Atlas:
         self.levels = [1]
         while longest > self.levels[-1] * TILE:
             self.levels.append(2 * self.levels[-1])
-        self._given = None if A._lse is None else A.lse  # recorded with A, or found by a product before
+        self._given = A.remembered  # recorded with A, or found by a product before
         self._pools = {"weights": Pools(A, self.base)}
         self.sums = Sums(A, self._lse_of)
         self._merged: dict[tuple[str, int], Cells] = {}
@@ -105,9 +104,7 @@ class Atlas:
         if self._given is not None:
             return self.A
         self.weights.ensure(rows, stop)
-        known = copy.copy(self.A)
-        known._lse = self.weights.lse.to(self.A.device).view(1, 1, -1)
-        return known
+        return self.A.knowing(self.weights.lse)
 
     def _lse_of(self, rows: slice) -> Tensor | None:
         """The log-sum-exp of some rows, if it is known."""
@@ -160,6 +157,8 @@ class Atlas:
             queries = slice(rows.start * cell, min(rows.stop * cell, self.q_len))
             if not pools.known(queries):
                 pools.sample(stop)
+                if 2 * (queries.stop - queries.start) < self.q_len:  # a part in sight comes before the rest
+                    pools.prefer(queries)
             exact = pools.known(queries)
             found = self._coarse(what, cell, rows, cols, first, exact)
         return Tile(*found.shown(), exact, cell, rows.start, cols.start)

@@ -27,6 +27,8 @@ STEP = {"cpu": 1 << 25}
 STEP_DEVICE = 1 << 34
 #: thin strips of the sample, and how many of them make a first picture
 THIN, FIRST = 256, 48
+#: spans of rows that are remembered as looked at
+PREFERRED = 8
 
 TO_DO, CLAIMED, DONE = range(3)
 
@@ -88,6 +90,7 @@ class Rows:
         self.step_units = max(1, min(self.units, pairs // self.grain))
         self.order = order_of(self.units, self.step_units, THIN if self.A.device.type == "cpu" else 0)
         self.at = self.done = 0
+        self._preferred: list[range] = []
 
     def take(self, rows: slice) -> None:
         """Compute and keep what some rows give."""
@@ -110,15 +113,24 @@ class Rows:
         return True
 
     def sample(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Enough rows for a first picture."""
-        wanted = sum(len(run) for run in self.order[: min(FIRST, len(self.order) // 4 + 1)])
-        while self.done < wanted:
-            if stop():
-                raise Cancelled
-            if not self.step():
-                with self.changed:
-                    if self.done < wanted:
-                        self.changed.wait(1.0)
+        """Enough rows for a first picture: the first in order, which are spread over all."""
+        first = self.order[: min(FIRST, len(self.order) // 4 + 1)]
+        for run in first:  # those that nobody else has begun
+            mine = self._claim(run)
+            while mine is not None:
+                if stop():
+                    self._mark(mine, TO_DO)
+                    raise Cancelled
+                self._compute(mine)
+                mine = self._claim(run)
+        for run in first:  # and wait for the others
+            self.ensure(slice(run.start * self.grain, run.stop * self.grain), stop)
+
+    def prefer(self, rows: slice) -> None:
+        """Take these rows in before others: somebody looks at them."""
+        wanted = range(rows.start // self.grain, -(-rows.stop // self.grain))
+        with self.changed:
+            self._preferred = [wanted, *(run for run in self._preferred if run != wanted)][:PREFERRED]
 
     def ensure(self, rows: slice, stop: Callable[[], bool] = lambda: False) -> None:
         """Take in these rows, and wait for those that somebody else is taking in."""
@@ -157,18 +169,29 @@ class Rows:
         return found
 
     def _claim(self, wanted: range | None) -> range | None:
+        """Rows to take in next: of those wanted, or else of those somebody looks at, or else in order."""
         with self.changed:
-            while wanted is not None or self.at < len(self.order):
-                among = self.order[self.at] if wanted is None else wanted
-                free = (self.state[among.start : among.stop] == TO_DO).nonzero().flatten()
-                if len(free):
-                    run = self._cut(among.start + int(free[0]), among.stop)
-                    self.state[run.start : run.stop] = CLAIMED
+            if wanted is not None:
+                return self._take_from(wanted)
+            while self._preferred:
+                run = self._take_from(self._preferred[0])
+                if run is not None:
                     return run
-                if wanted is not None:
-                    return None
+                self._preferred.pop(0)
+            while self.at < len(self.order):
+                run = self._take_from(self.order[self.at])
+                if run is not None:
+                    return run
                 self.at += 1
         return None
+
+    def _take_from(self, among: range) -> range | None:
+        free = (self.state[among.start : among.stop] == TO_DO).nonzero().flatten()
+        if not len(free):
+            return None
+        run = self._cut(among.start + int(free[0]), min(among.stop, self.units))
+        self.state[run.start : run.stop] = CLAIMED
+        return run
 
     def _cut(self, first: int, last: int) -> range:
         """Free units from the first on, one step of them at the most; those that begin within a cell end with it."""
