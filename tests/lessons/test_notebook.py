@@ -22,6 +22,8 @@ def test_a_lesson_as_html_says_what_the_terminal_says(name, language):
     plain = html.unescape(re.sub("<[^>]*>", "", text))
     assert words["title"] in plain and words["shows"].split("{")[0] in plain
     assert len(end) == 3 and "<details>" in end[1] and f"<code>regard lesson {_next(name)}</code>" in end[2]
+    folded = html.unescape(re.sub("<[^>]*>", "", end[1].partition("<details>")[2]))
+    assert words["answer"].split("{")[0] in folded and re.search(r"\d", folded)
     assert not re.search(r"<script|https?:(?!//www.w3.org/2000/svg\")|href|src=", text)
     opened = re.findall(r"<(\w+)", text)
     closed = re.findall(r"</(\w+)", text) + [tag.split()[0] for tag in re.findall(r"<(\w[^<>]*)/>", text)]

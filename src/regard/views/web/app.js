@@ -286,13 +286,15 @@ async function watch() {
     if (serial !== watching) return;
     stage.forEach((each, n) => {
       if (!about[n]) return;
-      const moved = each.progress !== about[n].progress;
-      [each.progress, each.exact] = [about[n].progress, about[n].exact];
+      // logits have a pass of their own, which begins when a coarse tile of them is first asked for
+      const progress = state.what === "logits" ? (about[n].passes.logits ?? Number(each.map.exact)) : about[n].progress;
+      const moved = each.progress !== progress;
+      [each.progress, each.exact] = [progress, progress >= 1];
       if (moved) each.map.refresh();
     });
     tellState();
-    if (about.every((each) => !each || each.exact)) {
-      panels.showProfiles(stage[0].at, stage[0].provider);
+    if (stage.every((each, n) => !about[n] || each.exact)) {
+      if (state.what !== "logits") panels.showProfiles(stage[0].at, stage[0].provider);
       return;
     }
     await new Promise((done) => setTimeout(done, 500));
@@ -326,7 +328,10 @@ function set(name, value) {
   if (name === "map" && gridView) gridView.open(stage[0].at, source.looks[state.look].geometry, value);
   buildToolbar();
   bar();
-  if (name === "what") shown(stage[0]?.map?.locked, true);
+  if (name === "what") {
+    shown(stage[0]?.map?.locked, true);
+    watch();
+  }
   remember(state);
 }
 
