@@ -80,7 +80,7 @@ def opened(server, browser):
     assert not wrong
 
 
-def until(page, function: str, argument=None, seconds: float = 20.0):
+def until(page, function: str, argument=None, seconds: float = 60.0):
     """What a function of the page gives, as soon as it is not empty."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -88,7 +88,8 @@ def until(page, function: str, argument=None, seconds: float = 20.0):
         if found:
             return found
         page.wait_for_timeout(40)
-    raise AssertionError(f"still not: {function}")
+    shown = page.evaluate("() => [location.hash, document.querySelector('#readout')?.textContent.slice(0, 200)]")
+    raise AssertionError(f"still not: {function} of {argument!r}; the page is at {shown}")
 
 
 def settled(page) -> None:
@@ -285,7 +286,7 @@ def test_a_text_of_ones_own_is_recorded(opened):
     page = opened()
     page.fill("#text", "one two one two one two")
     page.press("#text", "Enter")
-    until(page, "() => regard.stage[0].provider.qLen === 23 && regard.map.settled", seconds=40)
+    until(page, "() => regard.stage[0].provider.qLen === 23 && regard.map.settled")
     assert "one two" in page.locator("#source option:checked").inner_text()
 
 
