@@ -204,6 +204,7 @@ def test_all_by_keyboard(opened, trace):
     page.keyboard.press("?")
     assert page.locator("#help dt").count() > 10
     page.keyboard.press("Escape")
+    until(page, "() => !document.querySelector('#help').open")
     page.keyboard.press("w")
     until(page, "() => location.hash.includes('w=logits')")
 
