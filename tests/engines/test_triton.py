@@ -120,14 +120,14 @@ def test_a_few_tiles_are_tried_once_and_the_fastest_is_kept(tuning, monkeypatch,
         best = ask(tuning)
     assert best.block_k == 32 and tuning[0] == USUAL and len(tuning) == len(set(tuning)) <= 4
     assert "tuned forward 64 64 bfloat16 table to tiles of 128 x 32" in caplog.text
-    assert "does not take tiles (64, 64, 4, 3, None): RuntimeError" in caplog.text
+    assert "does not take tiles (64, 64, 4, 3, None, False): RuntimeError" in caplog.text
     count = len(tuning)
     assert ask(tuning) == best and len(tuning) == count
     monkeypatch.setattr(tune, "_found", {})  # another process
     assert ask(tuning) == best and len(tuning) == count
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"forward": [128, 64]}', '{"forward": [128, 63, 8, 3, null]}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"forward": [128, 64]}', '{"forward": [128, 63, 8, 3, null, false]}'])
 def test_a_broken_file_is_as_good_as_none(tuning, text):
     tune._file().parent.mkdir()
     tune._file().write_text(text)

@@ -93,6 +93,34 @@ def test_half_precision(name):
     compare(CASES[name], torch.float16)
 
 
+@pytest.mark.parametrize("way", ["line", "sink", "grid", "one row"])
+def test_logits_very_far_apart(way):
+    """Weights are relative to one tile's largest logit. Where another tile's are out of reach it is done again."""
+    torch.manual_seed(3)
+    given = {}
+    q, k, v = (torch.randn(1, 2, 64, 8) for _ in range(3))
+    if way == "one row":
+        k[:, :, 60] = 900 * q[:, :, 3]  # one pair, far from the diagonal, in a row of the first block
+    else:
+        q = 60 * q
+    if way == "sink":
+        given["sink"] = torch.tensor([500.0, -500.0])
+    if way == "grid":
+        given |= {"position": rg.recipes.sam(8, (4, 16)).double(), "geometry": rg.Grid(4, 16)}
+    found, plain, exact = [], [], []
+    for into, which, dtype in (
+        (found, "triton", torch.float),
+        (plain, "reference", torch.float),
+        (exact, "reference", torch.double),
+    ):
+        own = {name: x.to(dtype) if hasattr(x, "to") else x for name, x in given.items()}
+        A = rg.attention(q.to(dtype), k.to(dtype), engine=which, **own)
+        into += [(A @ v.to(dtype)).detach(), A.lse.detach()]
+    assert (exact[1].amax() - exact[1].amin()).abs() > 200
+    for one in zip(found, plain, exact, strict=True):
+        within_budget(*one)
+
+
 def test_no_case_runs_on_another_engine(monkeypatch):
     """The tiled engine stays out: nothing above is its work."""
     monkeypatch.setattr(engine.tiled, "forward", lambda *a: pytest.fail("the tiled engine was asked"))

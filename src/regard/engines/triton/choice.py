@@ -24,6 +24,7 @@ class Tiling(NamedTuple):
     warps: int
     stages: int
     registers: int | None = None  # at most, so that two programs fit a multiprocessor
+    late: bool = False  # forward: sums of weights stay a tile until the end
 
 
 def interpreted() -> bool:
@@ -39,15 +40,15 @@ def power(n: int, least: int = 16) -> int:
 def forward_tiling(dim: int, v_dim: int, dtype: torch.dtype, added: str) -> Tiling:
     """`added`: what tiles have besides keys and values: "nothing", "slope", "table" or "axes"; "cut" by a mask."""
     if interpreted():
-        return Tiling(16, 16, 4, 1)
+        return Tiling(16, 16, 4, 1, late=added == "table")
     wide = max(power(dim), power(v_dim))
     if dtype == torch.float32:
         return Tiling(64, 32, 4, 2) if wide <= 128 else Tiling(32, 32, 4, 2)
     if wide <= 64:
-        tall = {"nothing": Tiling(128, 64, 4, 3), "cut": Tiling(64, 64, 4, 3)}
-        return tall.get(added, Tiling(128, 64, 8, 3, 128))
+        return Tiling(128, 64, 8, 3, 128)
     if wide <= 128:
-        return Tiling(64, 64, 4, 3) if added == "axes" else Tiling(128, 64, 8, 3)
+        bare = added in ("nothing", "cut")
+        return Tiling(128, 64, 4, 2) if bare else Tiling(128, 64, 8, 3, late=added == "table")
     return Tiling(128, 32, 8, 2)
 
 

@@ -1,4 +1,9 @@
-"""The forward kernel: A @ v and the log-sum-exp by one pass over key tiles with a running maximum (eq. 19, 20).
+"""The forward kernel: A @ v and the log-sum-exp by one pass over key tiles (eq. 19, 20).
+
+Weights are relative to some logit of their row, else they would overflow. That need not be the largest: float32 and
+bfloat16 have room for 2^100 above and below. So it is the largest of one tile, found before the pass, and the loop over
+tiles has no maximum to follow and nothing to rescale: a third of its work. Where the sum of a row tells that this was
+too far off, the block is done once more with a running maximum. float16 has no such room, and always follows it.
 
 A block of queries sweeps its key tiles in up to five loops without a branch inside: tiles that a mask cuts at the left,
 wholly visible ones (far left, where a clipped table is constant; near; far right), and tiles cut at the right.
@@ -25,12 +30,17 @@ from .tiles import (
     levels,
     logits,
     matrix,
+    query_bounds,
     rows_of,
+    run_of,
     shift_of,
     shown,
     vector,
 )
 from .tune import tuned
+
+#: a sum of weights between these has lost nothing
+FAINT, HUGE = tl.constexpr(2.0**-100), tl.constexpr(2.0**100)
 
 
 @triton.jit
@@ -38,54 +48,97 @@ def take_in(
     acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, edge, rows, shift, level,
     across_tile, down_row,
     DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
-    MASKED: tl.constexpr, FAR: tl.constexpr, PRECISION: tl.constexpr, EASY: tl.constexpr,
+    MASKED: tl.constexpr, FAR: tl.constexpr, PRECISION: tl.constexpr, EASY: tl.constexpr, FIXED: tl.constexpr,
+    LATE: tl.constexpr,
 ):  # fmt: skip
     """One key tile into the running product. Keys at or past `edge` are not of this tile, where MASKED.
 
     FAR: 1 where all displacements are >= the table's reach, -1 where all are <= -reach (and 0 is the reach of a slope).
     EASY: only tables, slopes, terms of axes and numbers a row are added to scale * q·k.
+    FIXED: `top` stays what it is. LATE: `total` is a tile, summed at the end.
     """
     CONSTANT: tl.constexpr = FAR != 0
     j = j0 + tl.arange(0, BLOCK_K)
-    k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, MASKED)
+    k = run_of(k_ptr, k_step, j0, given.k_len, DIM, BLOCK_D, BLOCK_K, MASKED)
     dots = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if EASY and given.has.ramp and CONSTANT and not MASKED:
         # on this side of the diagonal a slope is a number a row and one a column, `level`
         added = rows[1] - FAR * rows[3] * (i + shift - j0).to(tl.float32)
-        s = dots * given.scale + FAR * level[None, :]
-        new = tl.maximum(top, tl.max(s, 1) + added)
-        weights = tl.exp2(s - (new - added)[:, None])
-        fade = tl.exp2(top - new)
+        weights, new = weigh(dots * given.scale + FAR * level[None, :], 1.0, added, top, FIXED)
     elif EASY and not given.has.slope and not MASKED and (CONSTANT or not given.has.table):
         # what is added is the same for a whole row: the scale and it join the subtraction in one operation
         added = rows[1] + down_row
         if given.has.table:
             added += level * rows[5]
-        s = dots
         if given.has.axes:
-            s = dots * given.scale + across_tile.to(tl.float32)
-            new = tl.maximum(top, tl.max(s, 1) + added)
-            weights = tl.exp2(s - (new - added)[:, None])
+            weights, new = weigh(dots * given.scale + across_tile.to(tl.float32), 1.0, added, top, FIXED)
         else:
-            new = tl.maximum(top, tl.max(s, 1) * given.scale + added)
-            weights = tl.exp2(s * given.scale - (new - added)[:, None])
-        fade = tl.exp2(top - new)
+            weights, new = weigh(dots, given.scale, added, top, FIXED)
     else:
         cols = cols_of(given, b, h, j)
         s = logits(dots, rows, cols, given, b, h, i, j, shift, level, across_tile, down_row, CONSTANT, False)
         if MASKED:
             s = tl.where(shown(given, b, h, i, j, shift, False) & (j < edge)[None, :], s, float("-inf"))
-        new = tl.maximum(top, tl.max(s, 1))
-        safe = tl.where(new == float("-inf"), 0.0, new)  # nothing seen yet
-        weights = tl.exp2(s - safe[:, None])
-        fade = tl.exp2(top - safe)
-    total = total * fade + tl.sum(weights, 1)
+        weights, new = weigh(s, 1.0, 0.0, top, FIXED)
+    v = run_of(v_ptr, v_step, j0, given.k_len, V_DIM, BLOCK_V, BLOCK_K, MASKED)
+    if not FIXED:
+        fade = tl.where(top == float("-inf"), 0.0, tl.exp2(top - new))
+        total = total * fade
+        acc = acc * fade[:, None]
+    total += weights if LATE else tl.sum(weights, 1)
     if given.seeds is not None:
         weights = weights * kept(given, b, h, i, j, False)
-    v = matrix(v_ptr, v_step, j, given.k_len, V_DIM, BLOCK_V, MASKED)
-    acc = acc * fade[:, None]
     acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
     return acc, new, total
+
+
+@triton.jit
+def weigh(s, factor, added, top, FIXED: tl.constexpr):
+    """Weights of the logits s * factor + added, and what they are relative to: `top`, or the largest logit so far."""
+    if FIXED:
+        return tl.exp2(s * factor - (top - added)[:, None]), top
+    else:
+        new = tl.maximum(top, tl.max(s, 1) * factor + added)
+        safe = tl.where(new == float("-inf"), 0.0, new)  # nothing seen yet
+        return tl.exp2(s * factor - (safe - added)[:, None]), new
+
+
+@triton.jit
+def peak(
+    q, k_ptr, k_step, given, b, h, i, j0, edge, rows, shift, across_tile, down_row,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The largest logit of each row on one tile; 0 where nothing is visible there, or not finite."""
+    j = j0 + tl.arange(0, BLOCK_K)
+    k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, True)
+    dots = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    s = logits(
+        dots, rows, cols_of(given, b, h, j), given, b, h, i, j, shift, 0.0, across_tile, down_row, False, False
+    )  # fmt: skip
+    s = tl.where(shown(given, b, h, i, j, shift, False) & (j < edge)[None, :], s, float("-inf"))
+    most = tl.max(s, 1)
+    return tl.where(tl.abs(most) < float("inf"), most, 0.0)
+
+
+@triton.jit
+def line_by_line(
+    acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, rows, shift,
+    DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, EASY: tl.constexpr, RAGGED: tl.constexpr, FIXED: tl.constexpr, LATE: tl.constexpr,
+):  # fmt: skip
+    """All keys of a grid, column of tiles by column: what a query gives to columns is read once for all lines."""
+    for x0 in range(0, given.axes.wide, BLOCK_K):
+        tile = across_of(given, b, h, i, x0 + tl.arange(0, BLOCK_K), False)
+        down_row = down_of(given, b, h, i, 0)
+        for line in range(0, given.axes.high):  # the next line's values come while this one's are used
+            coming = down_of(given, b, h, i, tl.minimum(line + 1, given.axes.high - 1))
+            acc, top, total = take_in(
+                acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, line * given.axes.wide + x0,
+                (line + 1) * given.axes.wide, rows, shift, 0.0, tile, down_row,
+                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, RAGGED, 0, PRECISION, EASY, FIXED, LATE,
+            )  # fmt: skip
+            down_row = coming
+    return acc, top, total
 
 
 @triton.jit
@@ -95,9 +148,12 @@ def forward_kernel(
     k_group, v_group,
     DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, EASY: tl.constexpr, BACKWARDS: tl.constexpr,
-    RAGGED: tl.constexpr,
+    RAGGED: tl.constexpr, FIXED: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head. RAGGED: tiles on lines of a grid are cut, by a mask or by the end of a line."""
+    """One block of queries of one head. RAGGED: tiles on lines of a grid are cut, by a mask or by the end of a line.
+
+    FIXED: weights are relative to the largest logit of one tile, not to the largest so far. LATE: see `take_in`.
+    """
     blocks = tl.cdiv(given.q_len, BLOCK_Q)
     block = tl.program_id(0) % blocks
     b, h = tl.program_id(0) // blocks // given.heads, tl.program_id(0) // blocks % given.heads
@@ -110,28 +166,36 @@ def forward_kernel(
     q_ptr += b.to(tl.int64) * q_batch + h.to(tl.int64) * q_head
     q = matrix(q_ptr, q_step, i, given.q_len, DIM, BLOCK_D, True)
     rows, shift = rows_of(given, b, h, i), shift_of(given, b)
+    first, full, still, last = key_span(given, b, i0, shift, BLOCK_Q, BLOCK_K)
 
     acc = tl.zeros([BLOCK_Q, BLOCK_V], tl.float32)
-    top = tl.full([BLOCK_Q], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_Q], tl.float32)
+    start = tl.full([BLOCK_Q], float("-inf"), tl.float32)  # what the sum has before any key
     if given.has.sink:
-        top = tl.zeros([BLOCK_Q], tl.float32) + vector(given.sink, b, h, i * 0, 1)
-        total = tl.where(top > float("-inf"), 1.0, 0.0)
+        start = tl.zeros([BLOCK_Q], tl.float32) + vector(given.sink, b, h, i * 0, 1)
+    top, total = start, tl.where(start > float("-inf"), 1.0, 0.0)
+    if FIXED:
+        if given.has.axes:
+            line = tl.minimum(i0 // given.axes.q_wide, given.axes.high - 1)
+            top = peak(
+                q, k_ptr, k_step, given, b, h, i, line * given.axes.wide, (line + 1) * given.axes.wide, rows, shift,
+                across_of(given, b, h, i, tl.arange(0, BLOCK_K), False), down_of(given, b, h, i, line),
+                DIM, BLOCK_D, BLOCK_K, PRECISION,
+            )  # fmt: skip
+        else:  # the tile on the diagonal, which most masks let all rows see
+            near = tl.minimum(tl.maximum(i0 + shift, first), tl.maximum(last - 1, first)) // BLOCK_K * BLOCK_K
+            top = peak(
+                q, k_ptr, k_step, given, b, h, i, near, last, rows, shift, 0.0, 0.0, DIM, BLOCK_D, BLOCK_K, PRECISION
+            )  # fmt: skip
+        total = tl.exp2(start - top)
+        if LATE:
+            total = tl.where(tl.arange(0, BLOCK_K)[None, :] == 0, total[:, None], 0.0)
 
     if given.has.axes:
-        for x0 in range(0, given.axes.wide, BLOCK_K):
-            tile = across_of(given, b, h, i, x0 + tl.arange(0, BLOCK_K), False)
-            down_row = down_of(given, b, h, i, 0)
-            for line in range(0, given.axes.high):  # the next line's values come while this one's are used
-                coming = down_of(given, b, h, i, tl.minimum(line + 1, given.axes.high - 1))
-                acc, top, total = take_in(
-                    acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, line * given.axes.wide + x0,
-                    (line + 1) * given.axes.wide, rows, shift, 0.0, tile, down_row,
-                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, RAGGED, 0, PRECISION, EASY,
-                )  # fmt: skip
-                down_row = coming
+        acc, top, total = line_by_line(
+            acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, rows, shift,
+            DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, RAGGED, FIXED, LATE,
+        )  # fmt: skip
     else:
-        first, full, still, last = key_span(given, b, i0, shift, BLOCK_Q, BLOCK_K)
         ramp: tl.constexpr = given.has.ramp and EASY
         parted: tl.constexpr = given.has.clipped or ramp
         left, right = constant_span(given, i0, shift, full, still, BLOCK_Q, BLOCK_K, ramp)
@@ -147,39 +211,60 @@ def forward_kernel(
                 acc, top, total = take_in(
                     acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
                     rows, shift, 0.0, 0.0, 0.0,
-                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, 0, PRECISION, EASY,
+                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, 0, PRECISION, EASY, FIXED, LATE,
                 )  # fmt: skip
         if parted:
             for j0 in range(full, left, BLOCK_K):
                 acc, top, total = take_in(
                     acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
                     rows, shift, far_left, 0.0, 0.0,
-                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, 1, PRECISION, EASY,
+                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, 1, PRECISION, EASY, FIXED, LATE,
                 )  # fmt: skip
         for j0 in range(left, right, BLOCK_K):
             acc, top, total = take_in(
                 acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
-                    rows, shift, 0.0, 0.0, 0.0,
-                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, 0, PRECISION, EASY,
+                rows, shift, 0.0, 0.0, 0.0,
+                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, 0, PRECISION, EASY, FIXED, LATE,
             )  # fmt: skip
         if parted:
             for j0 in range(right, still, BLOCK_K):
                 acc, top, total = take_in(
                     acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
                     rows, shift, far_right, 0.0, 0.0,
-                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, -1, PRECISION, EASY,
+                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, -1, PRECISION, EASY, FIXED, LATE,
                 )  # fmt: skip
         for j0 in range(still, last, BLOCK_K):
             acc, top, total = take_in(
                 acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
-                    rows, shift, 0.0, 0.0, 0.0,
-                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, 0, PRECISION, EASY,
+                rows, shift, 0.0, 0.0, 0.0,
+                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, 0, PRECISION, EASY, FIXED, LATE,
             )  # fmt: skip
 
+    inside = i < given.q_len
+    if FIXED:
+        if LATE:
+            total = tl.sum(total, 1)
+        from_row, to_row = query_bounds(given, b)
+        lost = inside & (i >= from_row) & (i < to_row) & ~((total > FAINT) & (total < HUGE))
+        if tl.max(lost.to(tl.int32), 0) > 0:
+            # some logit is very far from what weights are relative to: once more, with a running maximum
+            acc = tl.zeros([BLOCK_Q, BLOCK_V], tl.float32)
+            top, total = start, tl.where(start > float("-inf"), 1.0, 0.0)
+            if given.has.axes:
+                acc, top, total = line_by_line(
+                    acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, rows, shift,
+                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, RAGGED, False, False,
+                )  # fmt: skip
+            else:
+                for j0 in range(first, last, BLOCK_K):
+                    acc, top, total = take_in(
+                        acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
+                        rows, shift, 0.0, 0.0, 0.0,
+                        DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, 0, PRECISION, EASY, False, False,
+                    )  # fmt: skip
     blind = total == 0.0
     acc = acc / tl.where(blind, 1.0, total)[:, None]
     lse = tl.where(blind, float("-inf"), (top + tl.log2(total)) * 0.6931471805599453)
-    inside = i < given.q_len
     d = tl.arange(0, BLOCK_V)
     out_ptr += b.to(tl.int64) * out_batch + h.to(tl.int64) * out_head
     where = out_ptr + i[:, None].to(tl.int64) * out_step + d[None, :]
@@ -196,6 +281,7 @@ def product(problem: Problem, v: Tensor, out: Tensor | None = None) -> tuple[Ten
     out = product_buffer(problem, v) if out is None else out
     lse = torch.empty(batch, heads, q_len, dtype=torch.float32, device=q.device)
     kind = dim, v_dim, k.dtype, added(given)
+    fixed = k.dtype != torch.float16
 
     def start(tiling: Tiling) -> None:
         tiling = on_lines(tiling, given)
@@ -207,7 +293,7 @@ def product(problem: Problem, v: Tensor, out: Tensor | None = None) -> tuple[Ten
             DIM=dim, V_DIM=v_dim, BLOCK_D=power(dim), BLOCK_V=power(v_dim),
             BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, PRECISION=precision(k.dtype),
             EASY=is_easy(given), BACKWARDS=bool(given.mask) and given.mask.lo is not None,
-            RAGGED=is_ragged(given, tiling),
+            RAGGED=is_ragged(given, tiling), FIXED=fixed, LATE=fixed and tiling.late,
         )  # fmt: skip
 
     start(tuned("forward", kind, forward_tiling(*kind), start))

@@ -58,6 +58,19 @@ def matrix(ptr, step, at, count, DIM: tl.constexpr, BLOCK: tl.constexpr, CHECK: 
 
 
 @triton.jit
+def run_of(ptr, step, start, count, DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, CHECK: tl.constexpr):
+    """The same for ROWS rows one after another: where they lie in a tile does not change from tile to tile."""
+    a, d = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    where = ptr + (tl.full((), 0, tl.int64) + start) * step + (a[:, None] * step + d[None, :])
+    if CHECK:
+        return tl.load(where, mask=(start + a[:, None] < count) & (d[None, :] < DIM), other=0.0)
+    elif DIM != BLOCK:
+        return tl.load(where, mask=d[None, :] < DIM, other=0.0)
+    else:
+        return tl.load(where)
+
+
+@triton.jit
 def shift_of(given, b):
     """What the displacement of a pair is besides i - j."""
     at = given.q_start - given.k_start

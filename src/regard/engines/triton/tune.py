@@ -99,10 +99,15 @@ def _read() -> dict[str, Tiling]:
 
 def checked(numbers: list) -> list:
     """Numbers that can be a tile's, or a ValueError."""
-    block_q, block_k, warps, stages, registers = numbers
+    block_q, block_k, warps, stages, registers, late = numbers
     sizes = all(n in (16, 32, 64, 128, 256) for n in (block_q, block_k)) and warps in (1, 2, 4, 8, 16)
-    if not sizes or stages not in range(1, 8) or not (registers is None or registers in range(32, 256)):
-        raise ValueError(f"tiles: expected sizes, warps, stages and registers, found {numbers}")
+    if (
+        not sizes
+        or stages not in range(1, 8)
+        or not (registers is None or registers in range(32, 256))
+        or late not in (0, 1)
+    ):
+        raise ValueError(f"tiles: expected sizes, warps, stages, registers and when to sum, found {numbers}")
     return numbers
 
 
