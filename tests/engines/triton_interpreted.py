@@ -49,6 +49,7 @@ CASES = {
     "keys of a range": line(mask="keys", terms=("causal t5",)),
     "one diagonal": line(mask="offset", starts="zero"),
     "grid": grid("grid", (4, 8), "cells"),
+    "grid whose lines are tiles": grid("grid", (3, 16), "cells"),
     "grid whose lines do not fill tiles": grid("grid", (4, 5), "cells", "slope"),
     "class token beside a table": grid("class grid", (4, 8), "class cells"),
     "the same, keys shared": replace(grid("class grid", (2, 8), "class cells"), kv_heads=1),

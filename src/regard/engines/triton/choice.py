@@ -62,7 +62,7 @@ def query_tiling(dim: int, v_dim: int, dtype: torch.dtype, added: str) -> Tiling
     if wide <= 64:
         return Tiling(64, 64, 4, 3) if added == "axes" else Tiling(128, 64, 8, 3, 128)
     if wide <= 128:
-        return Tiling(64, 32, 4, 3) if added == "axes" else Tiling(128, 64, 8, 2)
+        return Tiling(64, 32, 4, 3) if added == "axes" else Tiling(128, 64, 8, 3)
     return Tiling(64, 32, 4, 2)
 
 

@@ -44,7 +44,7 @@ def add_tile(
 def diagonal_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, inner_ptr, fix_ptr, sums_ptr, given,
     q_batch, q_head, q_step, k_batch, k_head, k_step, v_batch, v_head, v_step, d_batch, d_head, d_step,
-    k_group, v_group, begin, count, batches, slots,
+    k_group, v_group, begin, count, batches,
     DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
@@ -53,7 +53,9 @@ def diagonal_kernel(
     BLOCK_Q is a multiple of BLOCK_K. WHOLE: gives the tile, not the sums of its diagonals.
     """
     tall: tl.constexpr = BLOCK_Q // BLOCK_K
-    slot, n = tl.program_id(0) % slots, tl.program_id(0) // slots
+    # the diagonals of one head one after another, the middle ones, which are long, first: what they read stays near
+    slot, n = tl.program_id(0) // count, tl.program_id(0) % count
+    n = (count - 1) // 2 + tl.where(n % 2 == 1, (n + 1) // 2, -(n // 2))
     m = begin + n
     h, b0 = slot % given.heads, slot // given.heads
     acc = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)

@@ -254,7 +254,8 @@ class _Backward:
         begin, end = self._diagonals(tiling)
         # batch rows that have a table of their own, or are summed apart, for there are few diagonals to share out
         own = batch if given.table.batch or clipped else 1
-        whole = given.table.width is not None
+        # on a grid whose lines are as long as a tile is wide, a tile's diagonals are displacements of columns
+        whole = grid is not None and not grid == tiling.block_q == tiling.block_k
         count = max(end - begin, 0)
         shape = (tiling.block_q, tiling.block_k) if whole else (tiling.block_q // tiling.block_k + 1, tiling.block_k)
         sums = torch.empty(own * heads, count, *shape, dtype=torch.float32, device=self.q.device)
@@ -262,13 +263,13 @@ class _Backward:
             run(
                 diagonal_kernel, own * heads * count, tiling,
                 self.q, self.k, self.v, self.d_out, self.lse, self.inner, self.fix, sums, given, *self._common(),
-                heads // self.k.shape[1], heads // self.v.shape[1], begin, count, batch // own, own * heads,
+                heads // self.k.shape[1], heads // self.v.shape[1], begin, count, batch // own,
                 **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, WHOLE=whole,
             )  # fmt: skip
         sums = sums.unflatten(0, (own, heads))
         if not given.table.batch and own > 1:
             sums = sums.sum(0, keepdim=True)
-        grad = self._on_grid(sums, begin) if whole else self._on_line(sums, begin)
+        grad = self._on_line(sums, begin) if grid is None else self._on_grid(sums, begin, whole)
         for piece in self.made.tabled:
             self.add(piece.slots[0], grad)
 
@@ -326,18 +327,22 @@ class _Backward:
                 grad[..., entry] += each if own > 1 else each.sum(0, keepdim=True)
         return grad
 
-    def _on_grid(self, sums: Tensor, begin: int) -> Tensor:
-        """Whole tiles as entries of a table over two axes: [own, heads, n + 3]."""
+    def _on_grid(self, sums: Tensor, begin: int, whole: bool) -> Tensor:
+        """Whole tiles, or diagonals of tiles of one line, as entries of a table over two axes: [own, heads, n + 3]."""
         (q_high, wide), (k_high, _) = self.problem.form.q_geometry[1], self.problem.form.k_geometry[1]
         own, heads, count = sums.shape[:3]
-        mine, theirs = (n // wide for n in sums.shape[3:])  # lines of a tile
-        tiles = sums.unflatten(-1, (theirs, wide)).unflatten(-3, (mine, wide)).transpose(-3, -2)
-        joined = sums.new_zeros(own, heads, count * theirs + mine - 1, wide, wide)
-        for a in range(mine):
-            for b in range(theirs):  # tile m, lines a and b: displacement (m theirs + a - b) of lines
-                at = a - b + theirs - 1
-                joined[:, :, at : at + (count - 1) * theirs + 1 : theirs] += tiles[:, :, :, a, b]
-        across = unskew(joined).sum(-2).flip(-1)  # [own, heads, displacements of lines, of columns]
+        theirs = 1
+        if whole:
+            mine, theirs = (n // wide for n in sums.shape[3:])  # lines of a tile
+            tiles = sums.unflatten(-1, (theirs, wide)).unflatten(-3, (mine, wide)).transpose(-3, -2)
+            joined = sums.new_zeros(own, heads, count * theirs + mine - 1, wide, wide)
+            for a in range(mine):
+                for b in range(theirs):  # tile m, lines a and b: displacement (m theirs + a - b) of lines
+                    at = a - b + theirs - 1
+                    joined[:, :, at : at + (count - 1) * theirs + 1 : theirs] += tiles[:, :, :, a, b]
+            across = unskew(joined).sum(-2).flip(-1)  # [own, heads, displacements of lines, of columns]
+        else:
+            across = sums.flatten(-2)[..., 1:]  # from the displacement -wide on, which no pair has
         first = (begin - 1) * theirs + 1 + k_high - 1  # the line of the table that `across` begins at
         grad = sums.new_zeros(own, heads, q_high + k_high - 1, across.shape[-1])
         low, high = max(first, 0), min(first + across.shape[2], grad.shape[2])
