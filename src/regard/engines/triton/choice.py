@@ -47,8 +47,7 @@ def forward_tiling(dim: int, v_dim: int, dtype: torch.dtype, added: str) -> Tili
     if wide <= 64:
         return Tiling(128, 64, 8, 3, 128)
     if wide <= 128:
-        bare = added in ("nothing", "cut")
-        return Tiling(128, 64, 4, 2) if bare else Tiling(128, 64, 8, 3, late=added == "table")
+        return Tiling(128, 64, 8, 3, late=added == "table")
     return Tiling(128, 32, 8, 2)
 
 

@@ -293,7 +293,7 @@ def product(problem: Problem, v: Tensor, out: Tensor | None = None) -> tuple[Ten
             DIM=dim, V_DIM=v_dim, BLOCK_D=power(dim), BLOCK_V=power(v_dim),
             BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, PRECISION=precision(k.dtype),
             EASY=is_easy(given), BACKWARDS=bool(given.mask) and given.mask.lo is not None,
-            RAGGED=is_ragged(given, tiling), FIXED=fixed, LATE=fixed and tiling.late,
+            RAGGED=is_ragged(given, tiling), FIXED=fixed, LATE=fixed and tiling.late and not given.mask,
         )  # fmt: skip
 
     start(tuned("forward", kind, forward_tiling(*kind), start))
