@@ -100,6 +100,7 @@ def test_every_string_is_there_in_both_languages_and_said(told, name):
     words = LESSONS[name].WORDS
     assert set(words) == set(LANGUAGES) and set(words["en"]) == set(words["zh"]) >= set(FORM)
     unsaid = {"missing", "unknown", "minilm"} if name == "real" else {"yes"} if name == "errors" else set()
+    unsaid |= {key for key in words["en"] if key.startswith("play_")}  # the page's picture says those: test_pages.py
     for language in LANGUAGES:
         assert all(said.strip() for said in words[language].values())
         assert set(words[language]) - unsaid <= set(told[language, name].keys) <= set(words[language])

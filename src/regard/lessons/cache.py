@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,12 +13,17 @@ from torch import Tensor
 import regard as rg
 
 from ..views.terminal import bars, table
+from . import inputs
 from .page import Page, Words
 from .vectors import draw, head
 
 LENGTH, DIM = 16, 8
 #: what the model that comes with regard continues, and by how many characters
 PROMPT, WRITTEN = "attention looks up, attention lo", 6
+#: what a reader may choose: characters of the prompt, steps of writing, tokens that are counted, the place that is changed
+PROMPTS, STEPS, COUNTED, PLACES = 80, (0, 32), (1, 32), 6
+#: the head whose row is shown while the model writes (one that copies), and how many guesses are told
+LAYER, HEAD, GUESSES = 2, 0, 4
 
 TRY = """\
 import regard as rg
@@ -70,6 +78,7 @@ def pairs(A: rg.AttentionMatrix) -> int:
     return int(A.heatmap(1).count.sum())
 
 
+@functools.cache
 def count(length: int = LENGTH) -> Counts:
     q, k, _ = data(length)
     total = Counts(0, 0, 0)
@@ -124,6 +133,102 @@ def write() -> list[Written]:
     return steps
 
 
+class Step(NamedTuple):
+    """One step of writing, watched: what is asked with, what is kept, and what the newest query looks at."""
+
+    read: list[str]  # tokens that were read in this step
+    text: str  # the character that was written
+    guesses: list[tuple[str, float]]  # what it was chosen from, and how probable each was
+    queries: int  # rows asked with, and dropped after it
+    held: int  # keys, and values, in the cache of every layer after it
+    numbers: int  # numbers in all K and V that are kept
+    row: list[float]  # the weights of the last query on the keys, in one head
+
+
+def watch(prompt: str) -> Iterator[Step]:
+    """The embedded model writes after a prompt, the likeliest character each time."""
+    model, tokenizer = rg.models.load("tiny")
+    cache = rg.cache.KVCache(len(model.blocks))
+    new, before = tokenizer.encode(prompt), 0
+    while True:
+        with torch.no_grad():
+            logits, looks = model(torch.tensor([new]), cache=cache, last=True, look=True)
+        best = logits[0].softmax(-1).topk(GUESSES)
+        guesses = list(zip(tokenizer.labels(best.indices.tolist()), best.values.tolist(), strict=True))
+        (held,) = cache.lengths
+        A = looks.decoder[LAYER][0, HEAD]
+        numbers = sum(2 * block.attention.kv_heads * block.attention.head_dim * held for block in model.blocks)
+        token = int(best.indices[0])
+        yield Step(
+            tokenizer.labels(new), tokenizer.labels([token])[0], guesses, held - before, held, numbers,
+            A[-1, :].tolist(),
+        )  # fmt: skip
+        new, before = [token], held
+
+
+_WRITING = threading.Lock()
+
+
+@functools.lru_cache(maxsize=1)
+def _writing(prompt: str) -> tuple[Iterator[Step], list[Step]]:
+    return watch(prompt), []
+
+
+def written(prompt: str, steps: int) -> list[Step]:
+    """The first steps after a prompt. The last prompt's steps are kept: one more costs one more."""
+    with _WRITING:
+        going, found = _writing(prompt)
+        while len(found) < steps:
+            found.append(next(going))
+        return found[:steps]
+
+
+def changed(what: str, place: int) -> dict[str, Any]:
+    """Change one q, k or v: which scores move, and which rows of y? Causal, PLACES tokens."""
+    before = dict(zip("qkv", data(PLACES), strict=True))
+    after = dict(before)
+    after[what] = before[what].clone()
+    after[what][:, :, place] += 1.0
+
+    def computed(x: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        A = rg.attention(x["q"], x["k"], mask=rg.causal)
+        scores = rg.attention(x["q"], x["k"], scale=1.0).logits.dense()
+        return scores[0, 0], (A @ x["v"])[0, 0], A.logits.dense()[0, 0] > -torch.inf
+
+    (scores, y, seen), (scores_after, y_after, _) = computed(before), computed(after)
+    moved = (y_after - y).abs().amax(-1)
+    return {
+        "scores": (scores_after - scores).abs().tolist(), "visible": seen.tolist(), "rows": moved.tolist(),
+        "moved": int((moved > 0).sum()), "later": int((moved[place + 1 :] > 0).sum()),
+    }  # fmt: skip
+
+
+@functools.cache
+def reads() -> dict[str, int]:
+    """How many later rows of y, over all places, move when a q, a k or a v is changed: who would read a cache of it."""
+    return {what: sum(changed(what, place)["later"] for place in range(PLACES)) for what in "qkv"}
+
+
+def play(
+    prompt: Any = PROMPT, step: Any = 1, length: Any = LENGTH, change: Any = "k", place: Any = 2
+) -> dict[str, Any]:
+    """A model that writes, step by step; the pairs that are scored to decode `length` tokens; what one changed row does."""
+    text = inputs.text("prompt", prompt, PROMPTS)
+    steps, n = inputs.whole("step", step, *STEPS), inputs.whole("length", length, *COUNTED)
+    what, at = inputs.choice("change", change, ("q", "k", "v")), inputs.whole("place", place, 1, PLACES - 1)
+    found, pairs_of, q = written(text, steps), count(n), data(n)[0]
+    tokens = [label for each in found for label in each.read]
+    return {
+        "inputs": {"prompt": text, "step": steps, "length": n, "change": what, "place": at},
+        "bounds": {
+            "step": [*STEPS, 1], "length": [*COUNTED, 1], "change": ["q", "k", "v"], "place": [1, PLACES - 1, 1],
+        },
+        "steps": inputs.plain([each._asdict() for each in found]), "tokens": tokens, "prompt_tokens": len(found[0].read) if found else 0,
+        "layer": LAYER, "head": HEAD, "pairs": pairs_of._asdict(), "q_cache": q.numel(), "reads": reads(),
+        "changed": changed(what, at), "places": [str(m + 1) for m in range(PLACES)],
+    }  # fmt: skip
+
+
 def causal_map() -> tuple[list[list[float]], list[list[bool]]]:
     q, k, _ = data()
     A = rg.attention(q, k, mask=rg.causal, position=position())[0, 0]
@@ -157,6 +262,38 @@ WORDS: Words = {
         "answer": "{cached} and {causal}, where it was {cached_before} and {causal_before}: about {cached_times:.1f} and {causal_times:.1f} times as many. With the "
         "cache the work grows with the square of the length, without it with the cube.",
         "next": "The score can also know how far apart q and k are. `regard lesson line`",
+        "play_watch": "Watch the cache grow",
+        "play_prompt": "what the model goes on with",
+        "play_step": "Step",
+        "play_run": "Play",
+        "play_pause": "Pause",
+        "play_begin": "From the beginning",
+        "play_hint": "The first step reads the prompt. After that every step asks with one query. (Right arrow: a step; space: play or pause.)",
+        "play_q": "q",
+        "play_k": "K",
+        "play_v": "V",
+        "play_q_used": "this step's queries: {queries}, dropped after it",
+        "play_kv_held": "kept: {held} rows of K and of V in every layer, {numbers} numbers in all",
+        "play_nothing": "nothing read yet",
+        "play_text": "written so far",
+        "play_row": "what the newest query looks at (layer {layer}, head {head}), token by token",
+        "play_guesses": "what comes next, probability",
+        "play_pairs": "Score pairs",
+        "play_length": "tokens decoded",
+        "play_unmasked": "all again, no mask",
+        "play_causal": "all again, causal",
+        "play_cached": "with the cache",
+        "play_no_q": "Over all {places} rows here: a kept q is read by {q} later rows of y, a kept k by {k}, a kept v by {v}. A cache of Q would hold {held} numbers after {length} tokens.",
+        "play_alike": "Q and K look alike until V enters",
+        "play_change": "change",
+        "play_place": "row",
+        "play_scores": "how much each score q·k moves",
+        "play_outputs": "how much each row of y = A V moves",
+        "play_says_q": "Changing q_{n} moves one row of the scores, and one row of y: its own. Once y_{n} is out, nobody asks for q_{n} again: no Q cache.",
+        "play_says_k": "Changing k_{n} moves one column of the scores: up to here K is Q's mirror image. But {rows} rows of y move: its own and those after it. So k_{n} must be kept.",
+        "play_says_v": "Changing v_{n} moves no score at all, and {rows} rows of y: its own and those after it. So v_{n} must be kept.",
+        "play_told": "Step {step}: wrote {text}. {queries} queries used, {held} keys held.",
+        "play_told_pairs": "{length} tokens: {unmasked}, {causal} and {cached} pairs.",
     },
     "zh": {
         "title": "因果掩码与 KV 缓存",
@@ -180,6 +317,38 @@ WORDS: Words = {
         "question": "词元数加倍，变成 {double} 个：用缓存要算多少分数对？每步按因果重算呢？",
         "answer": "{cached} 和 {causal}，原来是 {cached_before} 和 {causal_before}：大约是 {cached_times:.1f} 倍和 {causal_times:.1f} 倍。有缓存时工作量随长度的平方增长，没有时随立方增长。",
         "next": "分数还可以知道 q 和 k 相隔多远。`regard lesson line`",
+        "play_watch": "看缓存怎样变长",
+        "play_prompt": "让模型接着写",
+        "play_step": "走一步",
+        "play_run": "播放",
+        "play_pause": "暂停",
+        "play_begin": "从头开始",
+        "play_hint": "第一步读完提示，之后每步只用一个查询。（右方向键：走一步；空格：播放或暂停。）",
+        "play_q": "q",
+        "play_k": "K",
+        "play_v": "V",
+        "play_q_used": "这一步的查询：{queries} 个，用完就丢",
+        "play_kv_held": "保存着：每层 K 和 V 各 {held} 行，总共 {numbers} 个数",
+        "play_nothing": "还没有读",
+        "play_text": "写到这里",
+        "play_row": "最新的查询在看什么（第 {layer} 层，第 {head} 个头），逐个词元",
+        "play_guesses": "下一个是什么，概率",
+        "play_pairs": "分数对",
+        "play_length": "解码的词元数",
+        "play_unmasked": "每步重算，无掩码",
+        "play_causal": "每步重算，因果",
+        "play_cached": "用缓存",
+        "play_no_q": "这 {places} 行合起来：保存的 q 有 {q} 个后来的 y 去读，k 有 {k} 个，v 有 {v} 个。若缓存 Q，{length} 个词元之后会存下 {held} 个数。",
+        "play_alike": "V 出现之前，Q 和 K 看起来一样",
+        "play_change": "改动",
+        "play_place": "第几行",
+        "play_scores": "每个分数 q·k 变了多少",
+        "play_outputs": "y = A V 的每一行变了多少",
+        "play_says_q": "改动 q_{n}，分数变了一行，y 也只变一行：它自己的。y_{n} 算出之后，再没有人问起 q_{n}：所以没有 Q 缓存。",
+        "play_says_k": "改动 k_{n}，分数变了一列：到这里 K 只是 Q 的镜像。可是 y 有 {rows} 行变了：它自己的和它之后的。所以 k_{n} 必须保存。",
+        "play_says_v": "改动 v_{n}，分数全都不变，而 y 有 {rows} 行变了：它自己的和它之后的。所以 v_{n} 必须保存。",
+        "play_told": "第 {step} 步：写出 {text}。用了 {queries} 个查询，保存 {held} 个键。",
+        "play_told_pairs": "{length} 个词元：{unmasked}、{causal} 和 {cached} 对。",
     },
 }
 

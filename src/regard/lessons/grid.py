@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -10,7 +12,9 @@ from torch import Tensor
 
 import regard as rg
 
+from ..models import digits
 from ..views.terminal import table
+from . import inputs
 from .drawing import block as slanted
 from .drawing import board
 from .line import nothing
@@ -40,6 +44,13 @@ term = rg.Static(rg.Cells(h, w), readout=rule.flatten()[None])
 A = rg.attention(q, q, position=term, geometry=rg.Grid(h, w))
 print(A.dense()[0, 0].round(decimals=2))
 print(A.profile()[0, 0].round(decimals=2))"""
+#: the board a rule is drawn for, how strong a drawn δ is, and the strongest it may be
+DRAWN, STRONG, STRONGEST = (3, 3), 5.0, 10.0
+#: what is drawn at first: two knight's moves (decomposed: what lies one above, in the same column)
+KNIGHTS = ((1, 2), (-2, 1))
+SLOPES = (0.0, 3.0)
+#: the pixel that asks at first
+PIXEL = 27
 #: where the words of a small page stand: (line, column), in any unit
 LAYOUT = ((0.0, 0.0), (0.0, 4.5), (2.0, 0.5), (2.0, 6.0))
 
@@ -74,31 +85,37 @@ class Kind(NamedTuple):
     shape: tuple[int, ...]  # of A
 
 
-def nearby(axes: int) -> rg.Static:
+def nearby(axes: int, slope: float = SLOPE) -> rg.Static:
     """The nearer the brighter: minus the distance, on one axis or on two."""
-    return rg.Static(rg.Slope(axes), readout=torch.full((1, 1), SLOPE, dtype=torch.float64))
+    return rg.Static(rg.Slope(axes), readout=torch.full((1, 1), slope, dtype=torch.float64))
 
 
-def grid_matrix() -> rg.AttentionMatrix:
+def line_matrix(slope: float = SLOPE) -> rg.AttentionMatrix:
+    """A of SIDE tokens on a line, as a lazy value: 6 x 6."""
+    q = nothing(SIDE)
+    return rg.attention(q, q, position=nearby(1, slope))[0, 0]
+
+
+def grid_matrix(slope: float = SLOPE) -> rg.AttentionMatrix:
     """A of the SIDE x SIDE grid, as a lazy value: 36 x 36."""
     q = nothing(SIDE * SIDE)
-    return rg.attention(q, q, position=nearby(2), geometry=rg.Grid(SIDE, SIDE))[0, 0]
+    return rg.attention(q, q, position=nearby(2, slope), geometry=rg.Grid(SIDE, SIDE))[0, 0]
 
 
 def sizes() -> Sizes:
-    q = nothing(SIDE)
-    line, grid = rg.attention(q, q, position=nearby(1))[0, 0], grid_matrix()
+    line, grid = line_matrix(), grid_matrix()
     query = CELL[0] * SIDE + CELL[1]
     row = grid[query, :].unflatten(-1, (SIDE, SIDE))
     return Sizes(tuple(line.shape), tuple(grid.shape), line.dense().tolist(), row.tolist(), query)
 
 
-def neighbour() -> Neighbour:
+def neighbour(delta: tuple[int, int] = RIGHT) -> Neighbour:
+    """A rule over δ, and over the flat distance that δ has in the middle of the grid."""
     geometry = rg.Grid(*SHAPE)
     q = nothing(geometry.size())
     matrices = {
-        "grid": rg.attention(q, q, mask=rg.offset(*RIGHT), geometry=geometry)[0, 0],
-        "flat": rg.attention(q, q, mask=rg.offset(FLAT))[0, 0],
+        "grid": rg.attention(q, q, mask=rg.offset(*delta), geometry=geometry)[0, 0],
+        "flat": rg.attention(q, q, mask=rg.offset(flat_of(delta)))[0, 0],
     }
     seen = {name: A.logits.dense() > -torch.inf for name, A in matrices.items()}
     pairs = {name: [(i + 1, j + 1) for i, j in x.nonzero().tolist()] for name, x in seen.items()}
@@ -107,6 +124,11 @@ def neighbour() -> Neighbour:
         {name: x.tolist() for name, x in seen.items()}, {name: A.dense().tolist() for name, A in matrices.items()},
         matrices["grid"].profile().tolist(),
     )  # fmt: skip
+
+
+def flat_of(delta: tuple[int, int]) -> int:
+    """How far apart in the flat sequence two cells are, a δ apart, if no line ends between them."""
+    return delta[0] * SHAPE[1] + delta[1]
 
 
 def kinds() -> list[Kind]:
@@ -126,6 +148,102 @@ def kinds() -> list[Kind]:
         A = rg.attention(x, x, position=term, geometry=geometry)[0, 0]
         found.append(Kind(name, repr(geometry), _numbers(term), tuple(A.dense().shape)))
     return found
+
+
+def drawn(kind: str, cells: list[list[float]], rows: list[float], columns: list[float]) -> dict[str, Any]:
+    """A of a drawn rule: one number a δ, or one for each of its two parts, added up."""
+    geometry, q = rg.Grid(*DRAWN), nothing(math.prod(DRAWN))
+
+    def part(axis: int, given: list[float]) -> rg.Static:
+        feature = rg.OnAxis(axis, rg.Clipped(DRAWN[axis] - 1))
+        return rg.Static(feature, readout=torch.tensor([given], dtype=q.dtype))
+
+    whole = rg.Static(rg.Cells(*DRAWN), readout=torch.tensor(cells, dtype=q.dtype).flatten()[None])
+    term = whole if kind == "cells" else part(0, rows) + part(1, columns)
+    A = rg.attention(q, q, position=term, geometry=geometry)[0, 0]
+    middle = math.prod(DRAWN) // 2
+    deltas = torch.cartesian_prod(*(torch.arange(1 - n, n) for n in DRAWN))
+    table = torch.tensor(cells) if kind == "cells" else torch.tensor(rows)[:, None] + torch.tensor(columns)
+    return {
+        "table": table.tolist(), "weights": A.dense().tolist(), "profile": A.profile().tolist(), "middle": middle,
+        "numbers": _numbers(term), "deltas": deltas.unflatten(0, table.shape).tolist(),
+    }  # fmt: skip
+
+
+@functools.cache
+def _reader() -> digits.Loaded:
+    return digits.load()
+
+
+def digit(number: int, layer: int, head: int, pixel: int) -> dict[str, Any]:
+    """The model that reads digits before one of its images: what it says, and what a pixel looks at."""
+    model, images = _reader()
+    with torch.no_grad():
+        logits, looks = model(images[number : number + 1], look=True)
+        A = looks.encoder[layer][0, head]
+        block: Any = model.encoder.blocks[layer]
+        learned = block.attention.position.readout[head]
+    side = (digits.SIDE, digits.SIDE)
+    around = tuple(2 * n - 1 for n in side)
+    row, top = A[pixel, :], A.topk(3)
+    return {
+        "image": images[number].unflatten(0, side).tolist(), "weights": row.unflatten(0, side).tolist(),
+        "received": A.received().unflatten(0, side).tolist(), "profile": A.profile().tolist(),
+        "learned": learned.unflatten(0, around).tolist(), "probabilities": logits[0].softmax(-1).tolist(),
+        "top": [
+            {"cell": list(divmod(j, digits.SIDE)), "weight": w}
+            for w, j in zip(top.weights[pixel].tolist(), top.indices[pixel].tolist(), strict=True)
+        ],
+        "cell": list(divmod(pixel, digits.SIDE)), "shape": by(tuple(A.shape)),
+    }  # fmt: skip
+
+
+def play(
+    query: Any = CELL[0] * SIDE + CELL[1], key: Any = CELL[0] * SIDE + CELL[1] + 1, slope: Any = SLOPE, delta: Any = RIGHT,
+    kind: Any = "cells", rule: Any = None, rows: Any = None, columns: Any = None,
+    number: Any = 3, layer: Any = 0, head: Any = 0, pixel: Any = PIXEL,
+) -> dict[str, Any]:  # fmt: skip
+    """6 x 6 twice; a rule on 2 x 3 by δ and by flat distance; a rule that is drawn; a digit, and what its pixels look at."""
+    cells, (h, w), wide = SIDE * SIDE, SHAPE, tuple(2 * n - 1 for n in DRAWN)
+    q, k = inputs.whole("query", query, 0, cells - 1), inputs.whole("key", key, 0, cells - 1)
+    steep = inputs.number("slope", slope, *SLOPES)
+    if not isinstance(delta, (list, tuple)) or len(delta) != 2:
+        raise ValueError(f"delta: expected two whole numbers, found {delta!r:.60}")
+    apart = inputs.whole("delta[0]", delta[0], 1 - h, h - 1), inputs.whole("delta[1]", delta[1], 1 - w, w - 1)
+    of = inputs.choice("kind", kind, ("cells", "axes"))
+    knights = [
+        [STRONG * ((a, b) in KNIGHTS) for b in range(1 - DRAWN[1], DRAWN[1])] for a in range(1 - DRAWN[0], DRAWN[0])
+    ]
+    lit = inputs.matrix("rule", knights if rule is None else rule, 0.0, STRONGEST, (wide[0], wide[1]))
+    first = [STRONG * (n == DRAWN[0]) for n in range(wide[0])], [STRONG * (n == DRAWN[1] - 1) for n in range(wide[1])]
+    down = inputs.numbers("rows", first[0] if rows is None else rows, 0.0, STRONGEST, (wide[0], wide[0]))
+    across = inputs.numbers("columns", first[1] if columns is None else columns, 0.0, STRONGEST, (wide[1], wide[1]))
+    which = inputs.whole("number", number, 0, 9)
+    place = (
+        inputs.whole("layer", layer, 0, digits.LAYERS - 1), inputs.whole("head", head, 0, digits.HEADS - 1),
+        inputs.whole("pixel", pixel, 0, digits.SIDE**2 - 1),
+    )  # fmt: skip
+    line, A, found = line_matrix(steep), grid_matrix(steep), neighbour(apart)
+    return {
+        "inputs": {
+            "query": q, "key": k, "slope": steep, "delta": list(apart), "kind": of, "rule": lit, "rows": down,
+            "columns": across, "number": which, "layer": place[0], "head": place[1], "pixel": place[2],
+        },
+        "bounds": {
+            "slope": [*SLOPES, 0.1], "kind": ["cells", "axes"], "number": list(range(10)), "strong": STRONG,
+            "layer": list(range(digits.LAYERS)), "head": list(range(digits.HEADS)),
+        },
+        "side": SIDE, "line": line.dense().tolist(), "line_shape": by(tuple(line.shape)),
+        "line_pairs": math.prod(line.shape), "grid": A.dense().tolist(), "grid_shape": by(tuple(A.shape)),
+        "grid_pairs": math.prod(A.shape), "profile": A.profile().tolist(),
+        "shape": list(SHAPE), "flat": flat_of(apart), "places": [list(each) for each in found.places],
+        "pairs": inputs.plain(
+            {"grid": found.grid, "flat": found.flat, "wrong": [p for p in found.flat if p not in found.grid]}
+        ),
+        "visible": found.visible, "weights": found.weights,
+        "drawn": drawn(of, lit, down, across), "board": list(DRAWN),
+        "digit": digit(which, *place), "digit_side": digits.SIDE, "digit_about": digits.about(),
+    }  # fmt: skip
 
 
 def uses() -> Counter[tuple[int, ...]]:
@@ -174,6 +292,43 @@ WORDS: Words = {
         "answer": "{deltas} displacements (2·{h}-1 times 2·{w}-1), and {pairs} pairs: {h}·{w} cells, squared. So a table over δ has few numbers, and each of them is "
         "used by many pairs: δ = (0,0) by {cells}, the farthest by one.",
         "next": "W_Q and W_K are learned: watch it happen. `regard lesson learning`. A trained grid: `examples/digits.py` reads 8 x 8 images with such a table.",
+        "play_alike": "A grid is not a matrix",
+        "play_alike_note": "Point at a cell of any picture, or go there with the arrow keys: query orange, key green, δ red.",
+        "play_slope": "how fast weight falls with distance",
+        "play_line_title": "a matrix: A of {side} tokens, {shape}; a cell is a pair ({pairs} pairs)",
+        "play_board_title": "a grid of {side} x {side} tokens; a cell is a token, its brightness the query's weight on it. Beside it, mass per δ",
+        "play_whole_title": "A of that grid: {shape}; a cell is a pair ({pairs} pairs)",
+        "play_pair": "query {q} at {qc}, key {k} at {kc}: δ = {delta}, weight {weight}, row {q} and column {k} of A",
+        "play_same": "The same spot in both pictures, {cell}: in the matrix it is a pair, “query {r} looks at key {c}”, weight {line}. On the grid it is one token, number {k}, and query {q} gives it {grid}.",
+        "play_rule": "Why flat distance is wrong",
+        "play_deltas": "choose a δ (rows: δ1, columns: δ2)",
+        "play_by_grid": "δ = {delta} on the grid: {pairs}",
+        "play_by_flat": "Δ = {delta} on the flat line: {pairs}",
+        "play_wrong": "The flat rule also lights {wrong}: from the end of one line to the start of the next.",
+        "play_fine": "Here the flat rule lights the same pairs.",
+        "play_none": "none",
+        "play_draw": "Draw a rule",
+        "play_kind": "the table of δ is",
+        "play_kind_cells": "one number a δ",
+        "play_kind_axes": "decomposed: rows + columns",
+        "play_draw_note": "Click a δ, or go there with the arrow keys and press Enter: it becomes bright or dark. Decomposed, its whole row and column do: {numbers} numbers instead of {all}.",
+        "play_draw_note_cells": "Click a δ, or go there with the arrow keys and press Enter: it becomes bright or dark. The table has {numbers} numbers.",
+        "play_table": "table of δ = q - k",
+        "play_A": "A: rows are queries, columns are keys",
+        "play_on_board": "what cell {n} looks at, on the board",
+        "play_clear": "Clear",
+        "play_digit": "A digit and its 64 cells",
+        "play_number": "image",
+        "play_layer": "layer",
+        "play_head": "head",
+        "play_digit_note": "A small model, trained on {trained} handwritten digits, sees only the brightness of each pixel and, for each pair, δ. It reads {right} of {held} others right. Point at a pixel: that is the query, and the brightness of the others is its weight on them. A is {shape}.",
+        "play_pixels": "pixel {cell} looks at",
+        "play_received": "what all pixels together look at",
+        "play_learned": "learned number of each δ in this head",
+        "play_reads": "what the model reads, probability",
+        "play_source": "Images: {data}.",
+        "play_told": "Query {q}, key {k}, δ = {delta}, weight {weight}.",
+        "play_told_pixel": "Pixel {cell} looks most at {top}.",
     },
     "zh": {
         "title": "网格上的相对位置",
@@ -206,6 +361,43 @@ WORDS: Words = {
         "question": "{h} x {w} 的网格上有多少种不同的 δ？有多少对？",
         "answer": "{deltas} 种位移（2·{h}-1 乘 2·{w}-1），{pairs} 对：{h}·{w} 格的平方。所以 δ 的表只有少数几个数，每个数由许多对共用：δ = (0,0) 有 {cells} 对，最远的只有一对。",
         "next": "W_Q 和 W_K 是学出来的：看它怎样发生。`regard lesson learning`。训练好的网格：`examples/digits.py` 用这样的表读 8 x 8 的图像。",
+        "play_alike": "网格不是矩阵",
+        "play_alike_note": "指向任何一张图的一格，或用方向键走过去：查询橙色，键绿色，δ 红色。",
+        "play_slope": "权重随距离下降多快",
+        "play_line_title": "矩阵：{side} 个词元的 A，{shape}；一格是一对（{pairs} 对）",
+        "play_board_title": "{side} x {side} 个词元的网格；一格是一个词元，亮度是查询给它的权重。旁边是每个 δ 的质量",
+        "play_whole_title": "这个网格的 A：{shape}；一格是一对（{pairs} 对）",
+        "play_pair": "查询 {q} 在 {qc}，键 {k} 在 {kc}：δ = {delta}，权重 {weight}，A 的第 {q} 行、第 {k} 列",
+        "play_same": "两张图上的同一处 {cell}：在矩阵里它是一对，“查询 {r} 看键 {c}”，权重 {line}。在网格上它是一个词元，第 {k} 号，查询 {q} 给它 {grid}。",
+        "play_rule": "为什么展平的距离是错的",
+        "play_deltas": "选一个 δ（行：δ1，列：δ2）",
+        "play_by_grid": "网格上 δ = {delta}：{pairs}",
+        "play_by_flat": "展平后 Δ = {delta}：{pairs}",
+        "play_wrong": "展平后的规则还点亮了 {wrong}：从一行的末尾到下一行的开头。",
+        "play_fine": "这里展平后的规则点亮的是同样的对。",
+        "play_none": "没有",
+        "play_draw": "画一条规则",
+        "play_kind": "δ 的表是",
+        "play_kind_cells": "每个 δ 一个数",
+        "play_kind_axes": "分解：行 + 列",
+        "play_draw_note": "点一个 δ，或用方向键走过去按回车：它变亮或变暗。分解时，整行和整列都变：只要 {numbers} 个数，而不是 {all} 个。",
+        "play_draw_note_cells": "点一个 δ，或用方向键走过去按回车：它变亮或变暗。这张表有 {numbers} 个数。",
+        "play_table": "δ = q - k 的表",
+        "play_A": "A：行是查询，列是键",
+        "play_on_board": "第 {n} 格看什么，画在棋盘上",
+        "play_clear": "清空",
+        "play_digit": "一个数字和它的 64 格",
+        "play_number": "图像",
+        "play_layer": "层",
+        "play_head": "头",
+        "play_digit_note": "一个小模型，用 {trained} 个手写数字训练，只看得到每个像素的亮度，以及每一对的 δ。另外 {held} 个数字，它读对 {right}。指向一个像素：它就是查询，其他像素的亮度是它给它们的权重。A 是 {shape}。",
+        "play_pixels": "像素 {cell} 在看",
+        "play_received": "所有像素合起来在看什么",
+        "play_learned": "这个头学到的每个 δ 的数",
+        "play_reads": "模型读成什么，概率",
+        "play_source": "图像来源：{data}。",
+        "play_told": "查询 {q}，键 {k}，δ = {delta}，权重 {weight}。",
+        "play_told_pixel": "像素 {cell} 看得最多的是 {top}。",
     },
 }
 

@@ -6,8 +6,11 @@ output changes with an input so many places back (the norm of that Jacobian), an
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,14 +18,20 @@ from torch import Tensor
 import regard as rg
 
 from ..views.terminal import bars, table
+from . import inputs as checked
 from .matrix import DIM, HEADS, MODEL_DIM, TOKENS, V_DIM, by, inputs, project
 from .page import Page, Words
 from .vectors import draw, embed, head, weight
 
 GREETING, REPLY = ("你", "好"), ("Hello", "World")
+TEXTS = ("".join(GREETING), " ".join(REPLY))
 CROSS_DIM, HEAD_DIM = 16, 8
 LENGTH, DISTANCES = 64, (1, 2, 4, 8, 16, 32, 63)
 WIDTH, RADIUS, SEQUENCES = 8, 0.9, 16
+#: what a reader may choose: how many heads, how far back, the spectral radius of W, the characters of a text
+MANY, BACK, RADII, MOST = (1, 4), (1, LENGTH - 1), (0.5, 3.0), 40
+#: tokens of a reader's text: what does not fit into a heat map is refused
+TOKENS_MOST = 12
 
 TRY = """\
 import torch, regard as rg
@@ -76,56 +85,139 @@ def shared_keys() -> dict[int, tuple[tuple[int, ...], int]]:
     return found
 
 
-def block(x: Tensor) -> Tensor:
-    """A transformer block (no dropout: nothing trains here)."""
+def stages(x: Tensor) -> dict[str, Tensor]:
+    """A transformer block, stage by stage (no dropout: nothing trains here)."""
     norm = torch.nn.functional.layer_norm
-    h = norm(x, x.shape[-1:])
+    found = {"x": x, "norm_1": norm(x, x.shape[-1:])}
+    h = found["norm_1"]
     A = rg.attention(project(h, "W_Q", DIM), project(h, "W_K", DIM), mask=rg.causal)
     out = (A @ project(h, "W_V", V_DIM))[0].movedim(0, 1).flatten(1)
-    x = x + out @ weight("W_O", HEADS * V_DIM, MODEL_DIM)
-    h = norm(x, x.shape[-1:]) @ weight("W_1", MODEL_DIM, 4 * MODEL_DIM)
-    return x + torch.nn.functional.gelu(h) @ weight("W_2", 4 * MODEL_DIM, MODEL_DIM)
+    found["attention"] = out @ weight("W_O", HEADS * V_DIM, MODEL_DIM)
+    found["residual_1"] = x + found["attention"]
+    found["norm_2"] = norm(found["residual_1"], x.shape[-1:])
+    hidden = torch.nn.functional.gelu(found["norm_2"] @ weight("W_1", MODEL_DIM, 4 * MODEL_DIM))
+    found["feed_forward"] = hidden @ weight("W_2", 4 * MODEL_DIM, MODEL_DIM)
+    found["residual_2"] = found["residual_1"] + found["feed_forward"]
+    return found
 
 
-def looks() -> dict[str, rg.AttentionMatrix]:
+def block(x: Tensor) -> Tensor:
+    """What comes out of it."""
+    return stages(x)["residual_2"]
+
+
+def looks(asking: tuple[str, ...] = GREETING, asked: tuple[str, ...] = REPLY) -> dict[str, rg.AttentionMatrix]:
     """Self-attention: the greeting looks at itself. Cross-attention: it looks at the reply. The same W, untrained."""
     w_q, w_k = weight("W_Q", CROSS_DIM, HEAD_DIM), weight("W_K", CROSS_DIM, HEAD_DIM)
-    x1, x2 = embed(GREETING, CROSS_DIM), embed(REPLY, CROSS_DIM)
+    x1, x2 = embed(asking, CROSS_DIM), embed(asked, CROSS_DIM)
     return {
         "self": rg.attention(head(x1 @ w_q), head(x1 @ w_k))[0, 0],
         "cross": rg.attention(head(x1 @ w_q), head(x2 @ w_k))[0, 0],
     }
 
 
-def rnn(x: Tensor) -> Tensor:
-    """h_T of x [length, WIDTH]: one step after the other."""
+def rnn(x: Tensor, radius: float = RADIUS) -> Tensor:
+    """h_T of x [.., length, WIDTH]: one step after the other."""
     w = draw("recurrent", WIDTH, WIDTH)
-    w = w * RADIUS / torch.linalg.eigvals(w).abs().max()
+    w = w * radius / torch.linalg.eigvals(w).abs().max()
     u = weight("input", WIDTH, WIDTH)
-    h = torch.zeros(WIDTH, dtype=x.dtype)
-    for row in x:
+    h = torch.zeros_like(x[..., 0, :])
+    for row in x.unbind(-2):
         h = torch.tanh(h @ w + row @ u)
     return h
 
 
 def attend(x: Tensor) -> Tensor:
-    """The last row of causal self-attention over x: one look at everything."""
-    q, k, v = (head(x @ weight(name, WIDTH, WIDTH)) for name in ("W_Q", "W_K", "W_V"))
-    return (rg.attention(q, k, mask=rg.causal) @ v)[0, 0, -1]
+    """The last row of causal self-attention over x [batch, length, WIDTH]: one look at everything."""
+    q, k, v = ((x @ weight(name, WIDTH, WIDTH))[:, None] for name in ("W_Q", "W_K", "W_V"))
+    return (rg.attention(q, k, mask=rg.causal) @ v)[:, 0, -1]
+
+
+def signal(model: Callable[[Tensor], Tensor]) -> Tensor:
+    """The norm of the Jacobian of the last output in the input of each place; the mean over random sequences: [length]."""
+    x = torch.stack([draw(f"sequence {n}", LENGTH, WIDTH) for n in range(SEQUENCES)]).requires_grad_()
+    outputs = model(x).sum(0)  # sequences do not meet: each keeps its own gradient
+    rows = [torch.autograd.grad(y, x, retain_graph=True)[0] for y in outputs]
+    return torch.stack(rows).square().sum((0, -1)).sqrt().mean(0)
+
+
+@functools.lru_cache(maxsize=64)
+def signals(radius: float = RADIUS) -> tuple[list[float], list[float]]:
+    """The RNN's signal and attention's, from inputs 1, 2, ... places back."""
+    found = signal(lambda x: rnn(x, radius)), signal(attend)
+    by_rnn, by_attention = (x.flip(0)[1:].tolist() for x in found)
+    return by_rnn, by_attention
 
 
 def reach() -> list[Reach]:
-    """The norm of the Jacobian of the last output in the input of each place; the mean over random sequences."""
+    """Both signals at some distances."""
+    by_rnn, by_attention = signals()
+    return [Reach(d, by_rnn[d - 1], by_attention[d - 1], d, 1) for d in DISTANCES]
 
-    def norms(model: Callable[[Tensor], Tensor]) -> Tensor:
-        found = []
-        for n in range(SEQUENCES):
-            x = draw(f"sequence {n}", LENGTH, WIDTH)
-            found.append(torch.autograd.functional.jacobian(model, x).movedim(1, 0).flatten(1).norm(dim=-1))
-        return torch.stack(found).mean(0)
 
-    by_rnn, by_attention = norms(rnn), norms(attend)
-    return [Reach(d, float(by_rnn[-1 - d]), float(by_attention[-1 - d]), d, 1) for d in DISTANCES]
+def tokens_of(name: str, text: str) -> tuple[str, ...]:
+    """Words, where a text has blanks between them; characters otherwise."""
+    found = tuple(text.split()) if len(text.split()) > 1 else tuple(text.strip())
+    if len(found) > TOKENS_MOST:
+        raise ValueError(f"{name}: expected at most {TOKENS_MOST} tokens, found {len(found)}")
+    return found
+
+
+def play(
+    heads: Any = HEADS,
+    asking: Any = TEXTS[0],
+    asked: Any = TEXTS[1],
+    distance: Any = DISTANCES[-2],
+    radius: Any = RADIUS,
+) -> dict[str, Any]:
+    """Some heads of one sentence, put together; who looks at whom; how much of a token arrives so many places on."""
+    count = checked.whole("heads", heads, *MANY)
+    texts = {
+        name: checked.text(name, given, MOST) for name, given in (("asking", asking), ("asked", asked))
+    }  # fmt: skip
+    back, size = checked.whole("distance", distance, *BACK), checked.number("radius", radius, *RADII)
+    x = torch.stack(inputs()).sum(0)
+    A = rg.attention(project(x, "W_Q", DIM, count), project(x, "W_K", DIM, count))
+    out = (A @ project(x, "W_V", V_DIM, count))[0]
+    side_by_side = out.movedim(0, 1).flatten(1)
+    w_o = weight("W_O", count * V_DIM, MODEL_DIM)
+    from_left, to_right = (tokens_of(name, texts[name]) for name in ("asking", "asked"))
+    kinds = {}
+    for name, look in looks(from_left, to_right).items():
+        columns = from_left if name == "self" else to_right
+        values = head(embed(columns, CROSS_DIM) @ weight("W_V", CROSS_DIM, HEAD_DIM))
+        kinds[name] = {
+            "columns": list(columns), "weights": look.dense().tolist(), "logits": look.logits.dense().tolist(),
+            "shape": by(tuple(look.shape)), "output": by(tuple((look @ values[0, 0]).shape)),
+            "entropy": look.entropy().tolist(),
+        }  # fmt: skip
+    by_rnn, by_attention = signals(size)
+    return {
+        "inputs": {"heads": count, **texts, "distance": back, "radius": size},
+        "bounds": {"heads": list(range(MANY[0], MANY[1] + 1)), "distance": [*BACK, 1], "radius": [*RADII, 0.1]},
+        "tokens": list(TOKENS), "weights": A.dense()[0].tolist(), "outputs": out.tolist(),
+        "concat": side_by_side.tolist(), "mixed": (side_by_side @ w_o).tolist(),
+        "shapes": {
+            name: by(tuple(t.shape))
+            for name, t in {"A": A.dense()[0], "A V": out, "concat": side_by_side, "W_O": w_o, "Y": side_by_side @ w_o}.items()
+        },
+        "block": [
+            {"name": name, "shape": by(tuple(stage.shape)), "rows": stage.tolist()} for name, stage in stages(x).items()
+        ],
+        "v_dim": V_DIM, "rows": list(from_left), "kinds": kinds,
+        "rnn": _logs(by_rnn), "attention": _logs(by_attention), "length": LENGTH,
+        "far": {
+            "rnn": by_rnn[back - 1], "attention": by_attention[back - 1], "rnn_steps": back, "attention_steps": 1,
+            "rnn_share": by_rnn[back - 1] / by_rnn[0], "attention_share": by_attention[back - 1] / by_attention[0],
+            "verdict": "once" if back == 1 else "fades" if by_rnn[back - 1] < by_rnn[0] else "grows",
+        },
+        "code": {"rnn": inspect.getsource(rnn), "attention": inspect.getsource(attend)},
+    }  # fmt: skip
+
+
+def _logs(signals: list[float]) -> list[float | None]:
+    """Powers of ten, for a curve that shows how fast something fades."""
+    return [math.log10(x) if x > 0 else None for x in signals]
 
 
 WORDS: Words = {
@@ -161,6 +253,41 @@ WORDS: Words = {
         "question": "What is the shape of A when {q_len} tokens look at {k_len} others? And of the output?",
         "answer": "A is {shape}: a row for each query, a column for each key. A V has {rows} rows, one for each query, whatever the number of keys.",
         "next": "Why a decoder must not look ahead, and what it keeps. `regard lesson cache`",
+        "play_heads": "heads",
+        "play_head": "head {n}",
+        "play_each": "Each head has its own A. Point at a row: what that token takes from each head, and where it goes.",
+        "play_concat": "concat: the heads' outputs side by side, {token}",
+        "play_mixed": "Y = concat · W_O, {token}",
+        "play_part": "from head {n}",
+        "play_shapes": "shapes",
+        "play_block": "Through a block, {token}: the same shape comes out that went in ({shape})",
+        "play_stage_x": "x",
+        "play_stage_norm_1": "LayerNorm",
+        "play_stage_attention": "masked attention",
+        "play_stage_residual_1": "+ x (residual)",
+        "play_stage_norm_2": "LayerNorm",
+        "play_stage_feed_forward": "feed-forward",
+        "play_stage_residual_2": "+ what it was given (residual)",
+        "play_kinds": "Who looks at whom",
+        "play_asking": "who asks (queries)",
+        "play_asked": "who is asked (keys and values)",
+        "play_self": "self-attention: {text} looks at itself",
+        "play_cross": "cross-attention: {text} looks at {other}",
+        "play_pair": "{q} → {k}: q·k / √d = {logit}, weight {weight}. A is {shape}, A V is {output}.",
+        "play_point": "Point at a cell, or move over the table with the arrow keys.",
+        "play_why": "Why not an RNN?",
+        "play_distance": "places back",
+        "play_radius": "spectral radius of W",
+        "play_of_rnn": "RNN",
+        "play_of_attention": "attention",
+        "play_curve": "how much of a token arrives so many places on (norm of the Jacobian, in powers of ten)",
+        "play_steps": "steps in a row",
+        "play_share": "{share} of what it is one place back",
+        "play_says_fades": "The RNN's signal has been through {steps} steps in a row and is {share} of what it was after one: it fades.",
+        "play_says_grows": "Here the RNN's signal, after {steps} steps in a row, is {share} of what it was after one: with a large W it grows or wanders instead of fading. Such a chain is no easier to train.",
+        "play_says_once": "One step: nothing has faded yet. Move the slider.",
+        "play_code": "the code that is measured",
+        "play_told": "{distance} places back: RNN {rnn}, attention {attention}.",
     },
     "zh": {
         "title": "头与块",
@@ -191,6 +318,41 @@ WORDS: Words = {
         "question": "{q_len} 个词元看另外 {k_len} 个，A 的形状是什么？输出呢？",
         "answer": "A 是 {shape}：每个查询一行，每个键一列。A V 有 {rows} 行，每个查询一行，与键的个数无关。",
         "next": "解码器为什么不能往后看，它又保存什么。`regard lesson cache`",
+        "play_heads": "头数",
+        "play_head": "第 {n} 个头",
+        "play_each": "每个头有自己的 A。指向一行：那个词元从每个头拿到什么，又送到哪里。",
+        "play_concat": "concat：各个头的输出并排，{token}",
+        "play_mixed": "Y = concat · W_O，{token}",
+        "play_part": "来自第 {n} 个头",
+        "play_shapes": "形状",
+        "play_block": "穿过一个块，{token}：出来的形状与进去的一样（{shape}）",
+        "play_stage_x": "x",
+        "play_stage_norm_1": "LayerNorm",
+        "play_stage_attention": "带掩码的注意力",
+        "play_stage_residual_1": "+ x（残差）",
+        "play_stage_norm_2": "LayerNorm",
+        "play_stage_feed_forward": "前馈",
+        "play_stage_residual_2": "+ 进来时的（残差）",
+        "play_kinds": "谁看谁",
+        "play_asking": "谁在问（查询）",
+        "play_asked": "问的是谁（键和值）",
+        "play_self": "自注意力：{text} 看自己",
+        "play_cross": "交叉注意力：{text} 看 {other}",
+        "play_pair": "{q} → {k}：q·k / √d = {logit}，权重 {weight}。A 是 {shape}，A V 是 {output}。",
+        "play_point": "指向一格，或用方向键在表上移动。",
+        "play_why": "为什么不用 RNN？",
+        "play_distance": "相隔",
+        "play_radius": "W 的谱半径",
+        "play_of_rnn": "RNN",
+        "play_of_attention": "注意力",
+        "play_curve": "隔这么远，一个词元还剩下多少（雅可比矩阵的范数，以 10 的幂表示）",
+        "play_steps": "一步接一步的步数",
+        "play_share": "是相隔 1 时的 {share} 倍",
+        "play_says_fades": "RNN 的信号一步接一步走了 {steps} 步，是走一步时的 {share} 倍：它消退了。",
+        "play_says_grows": "这里 RNN 的信号一步接一步走了 {steps} 步，是走一步时的 {share} 倍：W 大时它不消退，而是增长或游荡。这样的链条同样不好训练。",
+        "play_says_once": "才走一步，还没有消退。移动滑块看看。",
+        "play_code": "被测量的代码",
+        "play_told": "相隔 {distance}：RNN {rnn}，注意力 {attention}。",
     },
 }
 

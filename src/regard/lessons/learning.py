@@ -7,7 +7,9 @@ Then every token of random sequences must say what stands to its left: content c
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 import regard as rg
 
 from ..views.terminal import bars, table
+from . import inputs
 from .page import Page, Words
 from .vectors import draw, embed, head, weight
 
@@ -27,6 +30,9 @@ REPORT = (0, 10, 30, 100)
 #: the second task: tokens there are, their number in a sequence, sequences in a step, displacements told apart
 SYMBOLS, LENGTH, BATCH, REACH = "ABCDEFGH", 10, 16, 4
 LEFT_REPORT = (0, 10, 30, 100)
+#: what a reader may choose: the task, the rate of learning, the steps
+RATES, STEPS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), (10, 400)
+OWN = {"words": 0.01, "left": 0.1}
 
 TRY = """\
 from regard.lessons import learning
@@ -49,24 +55,26 @@ def cross(x1: Tensor, x2: Tensor, w_q: Tensor, w_k: Tensor) -> rg.AttentionMatri
     return rg.attention(head(x1 @ w_q), head(x2 @ w_k))
 
 
-def train(report: tuple[int, ...] = REPORT, rate: float = 0.01) -> list[State]:
-    """Learn W_Q and W_K so that each character fetches its word."""
+def training(rate: float = OWN["words"]) -> Iterator[State]:
+    """Learn W_Q and W_K so that each character fetches its word: how far it is, before every step, for as long as asked."""
     x1, x2 = embed(CHARACTERS, DIM), embed(ENGLISH, DIM)
     v = head(torch.eye(len(ENGLISH), dtype=x1.dtype))
     target = torch.tensor([ENGLISH.index(MEANING[c]) for c in CHARACTERS])
     w_q, w_k = (torch.nn.Parameter(weight(name, DIM, HEAD_DIM)) for name in ("W_Q", "W_K"))
     optimizer = torch.optim.Adam([w_q, w_k], lr=rate)
-    states = []
-    for step in range(max(report) + 1):
+    for step in itertools.count():
         A = cross(x1, x2, w_q, w_k)
         y = (A @ v)[0, 0]
         loss = -y.gather(-1, target[:, None]).log().mean()
-        if step in report:
-            states.append(State(step, loss.item(), float(A.entropy().mean()), y.tolist()))
+        yield State(step, loss.item(), float(A.entropy().mean()), y.tolist())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return states
+
+
+def train(report: tuple[int, ...] = REPORT, rate: float = OWN["words"]) -> list[State]:
+    """The states at some steps."""
+    return [state for state in itertools.islice(training(rate), max(report) + 1) if state.step in report]
 
 
 class Left(NamedTuple):
@@ -90,7 +98,7 @@ def shown() -> str:
     return "".join(SYMBOLS[token] for token in sequences("shown", 1)[0].tolist())
 
 
-def train_left(report: tuple[int, ...] = LEFT_REPORT, rate: float = 0.1) -> list[Left]:
+def training_left(rate: float = OWN["left"]) -> Iterator[Left]:
     """Learn W_Q, W_K, W_V and a number for each displacement, so that token t says what token t - 1 is.
 
     Row t of A V is read as one logit a symbol.
@@ -107,21 +115,63 @@ def train_left(report: tuple[int, ...] = LEFT_REPORT, rate: float = 0.1) -> list
         A = rg.attention(x @ w_q, x @ w_k, position=term)
         return A, (A @ (x @ w_v))[:, 0]
 
-    states = []
-    for step in range(max(report) + 1):
+    for step in itertools.count():
         tokens = sequences(f"step {step}", BATCH)
         y = look(tokens)[1]
         loss = torch.nn.functional.cross_entropy(y[:, 1:].flatten(0, 1), tokens[:, :-1].flatten())
-        if step in report:
-            with torch.no_grad():
-                A = look(sequences("shown", 1))[0][0, 0]
-                left = float(A.dense().diagonal(-1).mean())
-                entropy = float(A.entropy().mean())
-                states.append(Left(step, loss.item(), left, entropy, A.dense().tolist(), readout[0].tolist()))
+        with torch.no_grad():
+            A = look(sequences("shown", 1))[0][0, 0]
+            weights, entropy = A.dense(), float(A.entropy().mean())
+        left = float(weights.diagonal(-1).mean())
+        yield Left(step, loss.item(), left, entropy, weights.tolist(), readout[0].tolist())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return states
+
+
+def train_left(report: tuple[int, ...] = LEFT_REPORT, rate: float = OWN["left"]) -> list[Left]:
+    """The states at some steps."""
+    return [state for state in itertools.islice(training_left(rate), max(report) + 1) if state.step in report]
+
+
+def _checked(task: Any, rate: Any, steps: Any) -> tuple[str, float, int]:
+    return (
+        inputs.choice("task", task, tuple(OWN)), inputs.choice("rate", rate, RATES), inputs.whole("steps", steps, *STEPS)
+    )  # fmt: skip
+
+
+def play(task: Any = "left", rate: Any = OWN["left"], steps: Any = 100) -> dict[str, Any]:
+    """The task before it is trained."""
+    name, fast, count = _checked(task, rate, steps)
+    rows, columns = (CHARACTERS, ENGLISH) if name == "words" else (tuple(shown()), tuple(shown()))
+    return {
+        "inputs": {"task": name, "rate": fast, "steps": count},
+        "bounds": {"task": list(OWN), "rate": list(RATES), "steps": [*STEPS, 10]},
+        "own": OWN, "rows": list(rows), "columns": list(columns), "even": math.log(len(columns)),
+        "goal": _goal(name),
+        "deltas": list(range(-REACH, REACH + 1)), "first": next(_states(name, fast)),
+    }  # fmt: skip
+
+
+def stream(task: Any = "left", rate: Any = OWN["left"], steps: Any = 100) -> Iterator[dict[str, Any]]:
+    """The training, a state a step."""
+    name, fast, count = _checked(task, rate, steps)
+    return _states(name, fast, count)
+
+
+def _states(task: str, rate: float, steps: int = 0) -> Iterator[dict[str, Any]]:
+    going: Iterator[Any] = training(rate) if task == "words" else training_left(rate)
+    goal = _goal(task)
+    for state in itertools.islice(going, steps + 1):
+        reached = [row[key] for row, key in zip(state.weights, goal, strict=True) if key is not None]
+        yield inputs.plain({**state._asdict(), "share": sum(reached) / len(reached)})
+
+
+def _goal(task: str) -> list[int | None]:
+    """The key that each query should find; the first token has nothing to its left."""
+    if task == "words":
+        return [ENGLISH.index(MEANING[c]) for c in CHARACTERS]
+    return [None, *range(LENGTH - 1)]
 
 
 WORDS: Words = {
@@ -147,6 +197,29 @@ WORDS: Words = {
         "answer": "Δ = {delta:+d}: Δ = q - k, and the key one to the left has k = q - 1. Its number is {value:.2f}, the next largest {second:.2f}. exp of the difference says how much more "
         "weight it gets: {times:.0f} times.",
         "next": "Reading heat maps: a sentence, its summaries, and a very long A. `regard lesson sentence`",
+        "play_task": "what is learned",
+        "play_task_left": "say what stands to your left",
+        "play_task_words": "characters fetch their words",
+        "play_rate": "learning rate",
+        "play_steps": "steps",
+        "play_train": "Train",
+        "play_stop": "Stop",
+        "play_step": "step",
+        "play_loss": "loss",
+        "play_entropy": "mean entropy of a row",
+        "play_of": "no preference at all: {most}",
+        "play_left": "on the left",
+        "play_left_note": "share of the token to the left",
+        "play_A": "A now, on a sequence it is never trained on",
+        "play_A_words": "A now; the goal is framed",
+        "play_loss_curve": "loss",
+        "play_entropy_curve": "entropy",
+        "play_left_curve": "share on the left",
+        "play_readout": "learned number of each Δ = q - k",
+        "play_delta": "Δ = {delta}",
+        "play_before": "Not trained yet. Press Train (or Enter on it) and watch A.",
+        "play_says_left": "Step {step}: the token to the left has {share} of the weight. Content cannot tell; the number of Δ = 1 can.",
+        "play_says_words": "Step {step}: the rows have entropy {entropy}; the goal cells have {share} of the weight on average.",
     },
     "zh": {
         "title": "学习 W_Q、W_K 和 W_V",
@@ -167,6 +240,29 @@ WORDS: Words = {
         "question": "哪个位移得到最大的数？它是正的还是负的？",
         "answer": "Δ = {delta:+d}：Δ = q - k，左边一个的键是 k = q - 1。它的数是 {value:.2f}，第二大的是 {second:.2f}。两者之差取 exp，就是它的权重是后者的多少倍：{times:.0f} 倍。",
         "next": "读热图：一个句子，它的汇总，以及很长的 A。`regard lesson sentence`",
+        "play_task": "学什么",
+        "play_task_left": "说出你左边是什么",
+        "play_task_words": "汉字取到自己的英文词",
+        "play_rate": "学习率",
+        "play_steps": "步数",
+        "play_train": "训练",
+        "play_stop": "停止",
+        "play_step": "步",
+        "play_loss": "损失",
+        "play_entropy": "每行的平均熵",
+        "play_of": "毫无偏好时：{most}",
+        "play_left": "在左邻上",
+        "play_left_note": "左邻所得的份额",
+        "play_A": "现在的 A，看的是从未训练过的序列",
+        "play_A_words": "现在的 A；框起来的是目标",
+        "play_loss_curve": "损失",
+        "play_entropy_curve": "熵",
+        "play_left_curve": "左邻的份额",
+        "play_readout": "学到的每个 Δ = q - k 的数",
+        "play_delta": "Δ = {delta}",
+        "play_before": "还没有训练。按“训练”（或在它上面按回车），看 A 怎样变。",
+        "play_says_left": "第 {step} 步：左邻得到 {share} 的权重。靠内容看不出来，Δ = 1 的数可以。",
+        "play_says_words": "第 {step} 步：各行的熵是 {entropy}；目标格平均得到 {share} 的权重。",
     },
 }
 

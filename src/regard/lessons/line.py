@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 import regard as rg
 
 from ..views.terminal import bars, table
+from . import inputs
 from .lookup import as_fraction
 from .page import Page, Words
 from .vectors import draw, head
@@ -29,6 +30,11 @@ MIXED = (READOUT, READOUT, LOW, LOW)
 HEADS, CLIP = 8, 4
 #: places, steps and rate of the search for v
 LEARNED_ON, STEPS, RATE = 12, 250, 0.05
+#: what a reader may choose: a rule, the periods of the two waves (ω = 2π / period), numbers of v and W, which contents are low
+RULES, PERIODS, AMOUNT = (1 - TOKENS, TOKENS - 1), (2, 24), (-2.0, 2.0)
+PERIOD = (4, 6)
+#: displacements that the curve of f runs over, to either side
+FAR = 12
 
 TRY = """\
 import math, torch, regard as rg
@@ -54,13 +60,13 @@ def nothing(length: int, dim: int = 1) -> Tensor:
     return torch.zeros(1, 1, length, dim, dtype=torch.float64)
 
 
-def rule() -> Rule:
+def rule(delta: int = RULE) -> Rule:
     q = nothing(TOKENS)
     bins = rg.Clipped(TOKENS - 1)
     readout = torch.zeros(1, bins.dim, dtype=q.dtype)
-    readout[0, bins.index(torch.tensor([RULE]))] = 1.0
+    readout[0, bins.index(torch.tensor([delta]))] = 1.0
     soft = rg.attention(q, q, position=rg.Static(bins, readout=readout))[0, 0]
-    hard = rg.attention(q, q, mask=rg.offset(RULE))[0, 0]
+    hard = rg.attention(q, q, mask=rg.offset(delta))[0, 0]
     content = rg.attention(head(draw("q", TOKENS, 8)), head(draw("k", TOKENS, 8)))[0, 0]
     explained = {"soft": soft, "hard": hard, "content": content}
     return Rule(
@@ -70,37 +76,52 @@ def rule() -> Rule:
     )  # fmt: skip
 
 
-def sinusoid() -> rg.Sinusoid:
-    return rg.Sinusoid(FREQUENCIES)
+def sinusoid(frequencies: Sequence[float] = FREQUENCIES) -> rg.Sinusoid:
+    return rg.Sinusoid(frequencies)
 
 
-def features() -> tuple[list[int], list[list[float]], list[float]]:
+def features(
+    R_of: rg.Sinusoid | None = None, v: Sequence[float] = READOUT, far: int = PLACES - 1
+) -> tuple[list[int], list[list[float]], list[float]]:
     """Δ, R_Δ and f(Δ) = vᵀ R_Δ: the table from displacement to features, and its readout."""
-    delta = torch.arange(1 - PLACES, PLACES)
-    R = sinusoid()(delta[:, None])
-    return delta.tolist(), R.tolist(), (R @ torch.tensor(READOUT, dtype=R.dtype)).tolist()
+    delta = torch.arange(-far, far + 1)
+    R = (R_of or sinusoid())(delta[:, None])
+    return delta.tolist(), R.tolist(), (R @ torch.tensor(v, dtype=R.dtype)).tolist()
+
+
+def static_of(R_of: rg.Sinusoid | None = None, v: Sequence[float] = READOUT) -> rg.AttentionMatrix:
+    """F[q, k] = f(q - k), as the position term of an attention without content: F is its logits."""
+    q = nothing(PLACES)
+    term = rg.Static(R_of or sinusoid(), readout=torch.tensor([v], dtype=q.dtype))
+    return rg.attention(q, q, position=term)[0, 0]
 
 
 def static() -> list[list[float]]:
-    """F[q, k] = f(q - k), as the position term of an attention without content."""
-    q = nothing(PLACES)
-    term = rg.Static(sinusoid(), readout=torch.tensor([READOUT], dtype=q.dtype))
-    return rg.attention(q, q, position=term).logits[0, 0].dense().tolist()
+    """F itself."""
+    return static_of().logits.dense().tolist()
 
 
-def from_content(vectors: Sequence[tuple[float, ...]], side: str = "query") -> list[list[float]]:
-    """q_vecᵀ W R_(q-k) with W = I and a content vector a place; `side` "key" is the twin."""
+def content_of(
+    vectors: Sequence[Sequence[float]], side: str = "query", R_of: rg.Sinusoid | None = None, W: Tensor | None = None
+) -> rg.AttentionMatrix:
+    """q_vecᵀ W R_(q-k) with a content vector a place, W = I unless given, as logits; `side` "key" is the twin."""
     content = head(torch.tensor(vectors, dtype=torch.float64))
     empty = nothing(PLACES, content.shape[-1])
+    wide = None if W is None else W[None]
     if side == "query":
-        return rg.attention(content, empty, position=rg.FromQuery(sinusoid())).logits[0, 0].dense().tolist()
-    return rg.attention(empty, content, position=rg.FromKey(sinusoid())).logits[0, 0].dense().tolist()
+        return rg.attention(content, empty, position=rg.FromQuery(R_of or sinusoid(), weight=wide))[0, 0]
+    return rg.attention(empty, content, position=rg.FromKey(R_of or sinusoid(), weight=wide))[0, 0]
 
 
-def four_parts() -> dict[str, list[list[float]]]:
+def from_content(vectors: Sequence[Sequence[float]], side: str = "query") -> list[list[float]]:
+    """The same as numbers, with the lesson's waves and W = I."""
+    return content_of(vectors, side).logits.dense().tolist()
+
+
+def four_parts(R_of: rg.Sinusoid | None = None) -> dict[str, list[list[float]]]:
     """(x + p)·(x + p) in its four parts, with p_t = R_t, and their sum."""
     x = draw("content", PLACES, 2 * len(FREQUENCIES))
-    p = sinusoid()(torch.arange(PLACES)[:, None])
+    p = (R_of or sinusoid())(torch.arange(PLACES)[:, None])
     parts = {
         "content-content": (x, x),
         "content-position": (x, p),
@@ -122,22 +143,104 @@ class Learned(NamedTuple):
     after: list[float]
 
 
-def learn() -> Learned:
-    """What the true v makes of random values is enough to find v: the gradient flows through A @ values."""
+class Search(NamedTuple):
+    """How far the search for v is."""
+
+    step: int
+    loss: float
+    v: list[float]
+
+
+def searching(v: Sequence[float] = READOUT, R_of: rg.Sinusoid | None = None) -> Iterator[Search]:
+    """What the true v makes of random values is enough to find v: the gradient flows through A @ values. A state a step."""
+    R_of = R_of or sinusoid()
     empty, values = nothing(LEARNED_ON), head(draw("values", LEARNED_ON, LEARNED_ON))
-    true = rg.Static(sinusoid(), readout=torch.tensor([READOUT], dtype=empty.dtype))
+    true = rg.Static(R_of, readout=torch.tensor([v], dtype=empty.dtype))
     target = rg.attention(empty, empty, position=true) @ values
-    v = torch.nn.Parameter(0.1 * draw("v", 1, len(READOUT)))
-    before, losses = v[0].tolist(), []
-    optimizer = torch.optim.Adam([v], lr=RATE)
-    term = rg.Static(sinusoid(), readout=v)
-    for _ in range(STEPS):
+    found = torch.nn.Parameter(0.1 * draw("v", 1, len(v)))
+    optimizer = torch.optim.Adam([found], lr=RATE)
+    term = rg.Static(R_of, readout=found)
+    for step in range(STEPS + 1):
         loss = (rg.attention(empty, empty, position=term) @ values - target).square().mean()
-        losses.append(loss.item())
+        yield Search(step, loss.item(), found[0].tolist())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return Learned(losses[0], losses[-1], before, v[0].tolist())
+
+
+def learn() -> Learned:
+    states = list(searching())
+    return Learned(states[0].loss, states[-1].loss, states[0].v, states[-1].v)
+
+
+def waves(periods: Sequence[int]) -> rg.Sinusoid:
+    """Sinusoids of these periods: ω = 2π / period."""
+    return rg.Sinusoid([2 * math.pi / n for n in periods])
+
+
+def stream(periods: Any = PERIOD, v: Any = READOUT) -> Iterator[dict[str, Any]]:
+    """The search for the reader's v, from its data alone."""
+    given, hidden = _waves(periods), inputs.numbers("v", v, *AMOUNT, (len(READOUT), len(READOUT)))
+    deltas, _, true = features(waves(given), hidden, FAR)
+
+    def told() -> Iterator[dict[str, Any]]:
+        for state in searching(hidden, waves(given)):
+            yield {**state._asdict(), "steps": STEPS, "curve": features(waves(given), state.v, FAR)[2], "true": true}
+
+    return told()
+
+
+def play(
+    delta: Any = RULE, periods: Any = PERIOD, v: Any = READOUT, low: Any = (False, False, True, True), side: Any = "query",
+    weight: Any = None,
+) -> dict[str, Any]:  # fmt: skip
+    """A rule as a score, a logit and a mask; the four parts; f and F of chosen waves; F that depends on content."""
+    size = len(READOUT)
+    chosen = inputs.whole("delta", delta, *RULES)
+    given, readout = _waves(periods), inputs.numbers("v", v, *AMOUNT, (size, size))
+    if not isinstance(low, (list, tuple)) or len(low) != PLACES:
+        raise ValueError(f"low: expected {PLACES} of true or false, found {low!r:.60}")
+    quiet = [inputs.truth(f"low[{n}]", x) for n, x in enumerate(low)]
+    of = inputs.choice("side", side, ("query", "key"))
+    unit = torch.eye(size, dtype=torch.float64).tolist()
+    W = inputs.matrix("weight", unit if weight is None else weight, *AMOUNT, (size, size))
+    found, R_of = rule(chosen), waves(given)
+    deltas, R, f = features(R_of, readout)
+    far, _, curve = features(R_of, readout, FAR)
+    F = static_of(R_of, readout).logits.dense()
+    content = content_of(
+        [LOW if x else readout for x in quiet], of, R_of, torch.tensor(W, dtype=torch.float64)
+    ).logits.dense()  # fmt: skip
+    return {
+        "inputs": {"delta": chosen, "periods": given, "v": readout, "low": quiet, "side": of, "weight": W},
+        "bounds": {
+            "delta": [*RULES, 1], "periods": [*PERIODS, 1], "v": [*AMOUNT, 0.1], "side": ["query", "key"],
+            "weight": [*AMOUNT, 0.5],
+        },
+        "tokens": [str(n + 1) for n in range(TOKENS)], "rule": inputs.plain(found._asdict()),
+        "profile_deltas": [str(d) for d in range(1 - TOKENS, TOKENS)],
+        "pairs": [[i + 1, j + 1] for i, row in enumerate(found.score) for j, x in enumerate(row) if x == 1],
+        "empty": [i + 1 for i, row in enumerate(found.score) if not any(row)],
+        "omegas": [2 * math.pi / n for n in given], "deltas": deltas, "R": _clean(R), "f": _clean([f])[0],
+        "far": far, "curve": curve, "places": [str(n) for n in range(PLACES)],
+        "F": _clean(F.tolist()), "F_spread": spread(F),
+        "parts": {name: _clean(part) for name, part in four_parts(R_of).items()},
+        "content": _clean(content.tolist()), "content_spread": spread(content), "learned_on": LEARNED_ON, "steps": STEPS,
+    }  # fmt: skip
+
+
+def _waves(periods: Any) -> list[int]:
+    count = len(FREQUENCIES)
+    if not isinstance(periods, (list, tuple)) or len(periods) != count:
+        raise ValueError(f"periods: expected {count} whole numbers, found {periods!r:.60}")
+    return [inputs.whole(f"periods[{n}]", x, *PERIODS) for n, x in enumerate(periods)]
+
+
+def spread(logits: Tensor) -> float:
+    """The largest difference between two entries of one diagonal: 0 if Δ alone decides."""
+    size = logits.shape[-1]
+    diagonals = (logits.diagonal(d) for d in range(1 - size, size))
+    return float(max(x.max() - x.min() for x in diagonals))
 
 
 def odd() -> list[float]:
@@ -202,6 +305,48 @@ WORDS: Words = {
         "question": "With v = {v}, only cosines are heard, and F is symmetric: left and right look the same. Which v can tell left from right?",
         "answer": "One that listens to a sine. With v = {sine}: f(-1) = {left:+.3f} and f(1) = {right:+.3f}, for sin is odd. In “R_Δ” Δ has a sign.",
         "next": "When tokens stand on a grid, a displacement has two parts. `regard lesson grid`",
+        "play_rule": "A rule over displacements",
+        "play_delta": "Δ = q - k",
+        "play_says": "Every token looks at k = q {sign} {size}. Score 1 at {pairs}; empty rows: {empty}.",
+        "play_none": "none",
+        "play_score": "score",
+        "play_soft": "as a logit: softmax",
+        "play_hard": "as a mask",
+        "play_profile": "mass per Δ: as a mask",
+        "play_toeplitz": "explained by Δ alone (Toeplitz share): as a mask {hard}, as a logit {soft}, random content {content}",
+        "play_waves": "Waves: f(Δ) = vᵀ R_Δ",
+        "play_period": "period {n} (ω{n} = {omega})",
+        "play_v": "v: {name}",
+        "play_curve": "f(Δ)",
+        "play_R": "R: a table from Δ to a vector",
+        "play_F": "F[q, k] = f(q - k)",
+        "play_F_note": "Point at a cell: all cells of its Δ are lit, and have the same number.",
+        "play_F_pair": "q = {q}, k = {k}: Δ = {delta}, F = {value}",
+        "play_parts": "Where it comes from: (x+p)·(x+p)",
+        "play_parts_note": "Content x is random, p_t are the waves above. The last part depends on Δ alone: it is F with v = 1 on the cosines.",
+        "play_of_content_content": "content·content",
+        "play_of_content_position": "content·position",
+        "play_of_position_content": "position·content",
+        "play_of_position_position": "position·position",
+        "play_of_sum": "their sum",
+        "play_parts_pair": "q = {q}, k = {k}: {parts} = {sum}",
+        "play_content": "Content-dependent: q_vecᵀ W R_Δ",
+        "play_side": "whose content",
+        "play_side_query": "the query's",
+        "play_side_key": "the key's",
+        "play_low": "place {n} hears the low wave only",
+        "play_weight": "W",
+        "play_content_map": "q_vecᵀ W R_Δ",
+        "play_content_key_map": "k_vecᵀ W R_Δ",
+        "play_content_note": "Largest difference within one Δ: {content} here, {F} in F above. With W = I and all places alike it is F again, Toeplitz; as soon as contents differ, Δ alone no longer decides.",
+        "play_learn": "Learn v from data",
+        "play_learn_start": "Hide v and find it again",
+        "play_stop": "Stop",
+        "play_learn_note": "v above is hidden. Only what its A makes of random values on {count} places is kept; Adam starts from a random v.",
+        "play_learned": "step {step} of {steps}: loss {loss}",
+        "play_true": "hidden v",
+        "play_now": "found v",
+        "play_told": "f of 0, 1, 2, 3: {f}.",
     },
     "zh": {
         "title": "一维的相对位置",
@@ -242,6 +387,48 @@ WORDS: Words = {
         "question": "v = {v} 时只听余弦，F 是对称的：左和右看起来一样。怎样的 v 能分清左右？",
         "answer": "听正弦的 v。v = {sine} 时，f(-1) = {left:+.3f}，f(1) = {right:+.3f}，因为正弦是奇函数。“R_Δ”里的 Δ 是有正负的。",
         "next": "词元排在网格上时，位移有两个分量。`regard lesson grid`",
+        "play_rule": "一条关于位移的规则",
+        "play_delta": "Δ = q - k",
+        "play_says": "每个词元看 k = q {sign} {size}。分数 1 在 {pairs}；空行：{empty}。",
+        "play_none": "没有",
+        "play_score": "分数",
+        "play_soft": "当作 logit：softmax",
+        "play_hard": "当作掩码",
+        "play_profile": "每个 Δ 的质量：当作掩码",
+        "play_toeplitz": "只用 Δ 能解释多少（Toeplitz 份额）：当作掩码 {hard}，当作 logit {soft}，随机内容 {content}",
+        "play_waves": "波：f(Δ) = vᵀ R_Δ",
+        "play_period": "周期 {n}（ω{n} = {omega}）",
+        "play_v": "v：{name}",
+        "play_curve": "f(Δ)",
+        "play_R": "R：从 Δ 到向量的表",
+        "play_F": "F[q, k] = f(q - k)",
+        "play_F_note": "指向一格：Δ 相同的格子都亮起来，它们的数都一样。",
+        "play_F_pair": "q = {q}，k = {k}：Δ = {delta}，F = {value}",
+        "play_parts": "它从哪里来：(x+p)·(x+p)",
+        "play_parts_note": "内容 x 是随机的，p_t 就是上面的波。最后一部分只取决于 Δ：它就是余弦上 v = 1 的 F。",
+        "play_of_content_content": "内容·内容",
+        "play_of_content_position": "内容·位置",
+        "play_of_position_content": "位置·内容",
+        "play_of_position_position": "位置·位置",
+        "play_of_sum": "四者之和",
+        "play_parts_pair": "q = {q}，k = {k}：{parts} = {sum}",
+        "play_content": "与内容有关：q_vecᵀ W R_Δ",
+        "play_side": "谁的内容",
+        "play_side_query": "查询的",
+        "play_side_key": "键的",
+        "play_low": "位置 {n} 只听低频",
+        "play_weight": "W",
+        "play_content_map": "q_vecᵀ W R_Δ",
+        "play_content_key_map": "k_vecᵀ W R_Δ",
+        "play_content_note": "同一个 Δ 之内最大的差：这里 {content}，上面的 F 里 {F}。W = I 且各处向量相同时又是 F，是 Toeplitz 的；内容一有不同，就不再只由 Δ 决定。",
+        "play_learn": "从数据里学 v",
+        "play_learn_start": "藏起 v，再找回来",
+        "play_stop": "停止",
+        "play_learn_note": "把上面的 v 藏起来，只留下它的 A 在 {count} 个位置上对随机的值做出的结果；Adam 从随机的 v 开始。",
+        "play_learned": "第 {step} 步，共 {steps} 步：损失 {loss}",
+        "play_true": "藏起的 v",
+        "play_now": "找到的 v",
+        "play_told": "f 在 0、1、2、3 处：{f}。",
     },
 }
 

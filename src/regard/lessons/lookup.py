@@ -6,7 +6,7 @@ All of it is `rg.attention(q, k, score=...) @ v` with vectors of one number.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 import regard as rg
 
 from ..views.terminal import table
+from . import inputs
 from .page import Page, Words
 
 KEYS = (51.0, 56.0, 58.0)
@@ -22,6 +23,10 @@ QUERY = 57.0
 SIGMAS = (2.0, 4.0)
 #: several queries at once: one of them is a key
 QUERIES = (52.0, 55.0, 56.0, 57.0)
+#: what a reader may choose: the query, a value, the width of the Gaussian, how many keys are nearest
+RANGE, AMOUNT, SIGMA, NEAREST = (45.0, 65.0), (0.0, 100.0), (0.2, 20.0), (1, 3)
+#: places that the curve of answers runs over
+CURVE = 81
 #: a Gaussian so wide that all keys look equally near
 WIDE = 1e6
 
@@ -61,6 +66,50 @@ def ways() -> dict[str, dict]:
         "dot": {"score": rg.Dot(), "scale": 1.0},
         "upside_down": {"score": rg.InverseDistance(power=-1.0)},
     }
+
+
+def weighing(name: str, sigma: float, count: int) -> dict[str, Any]:
+    """A way of weighing that a reader chose, as the arguments `attention` takes."""
+    chosen: dict[str, dict[str, Any]] = {
+        "nearest": {"score": rg.InverseDistance(), "mask": rg.nearest(count)},
+        "gauss": {"score": rg.Euclidean(sigma)},
+    }
+    return chosen.get(name) or ways()[name]
+
+
+#: the ways a reader may choose from
+CHOICES = ("nearest", "inverse", "gauss", "dot", "upside_down")
+
+
+def play(
+    query: Any = QUERY, way: Any = "inverse", sigma: Any = SIGMAS[0], nearest: Any = 2, values: Any = VALUES
+) -> dict[str, Any]:
+    """The store asked for a query, under one way of weighing; the answer of every way; and the answer against the query."""
+    asked = inputs.number("query", query, *RANGE)
+    wide = inputs.number("sigma", sigma, *SIGMA)
+    count = inputs.whole("nearest", nearest, *NEAREST)
+    name = inputs.choice("way", way, CHOICES)
+    given = inputs.numbers("values", values, *AMOUNT, (len(KEYS), len(KEYS)))
+    k, v = numbers(KEYS), numbers(tuple(given))
+    how = weighing(name, wide, count)
+    A = rg.attention(numbers((asked,)), k, **how)
+    weights = A[0, 0, 0, :].tolist()
+    step = (RANGE[1] - RANGE[0]) / (CURVE - 1)
+    places = tuple(RANGE[0] + n * step for n in range(CURVE))
+    answers = {each: rg.attention(numbers((asked,)), k, **weighing(each, wide, count)) @ v for each in CHOICES}
+    return {
+        "inputs": {"query": asked, "way": name, "sigma": wide, "nearest": count, "values": given},
+        "bounds": {
+            "query": [*RANGE, 0.25], "sigma": [*SIGMA, 0.2], "nearest": [*NEAREST, 1], "values": [*AMOUNT, 1.0],
+            "way": list(CHOICES),
+        },
+        "keys": list(KEYS), "values": given, "distances": [abs(asked - key) for key in KEYS],
+        "scores": inputs.plain(A.logits[0, 0, 0, :]), "weights": weights, "parts": [w * y for w, y in zip(weights, given, strict=True)], "fractions": list(map(as_fraction, weights)),
+        "result": float(A @ v), "results": {each: float(y) for each, y in answers.items()},
+        "code": "rg.attention(q, k, " + ", ".join(f"{key}={value}" for key, value in how.items()) + ") @ v",
+        "places": list(places), "curve": (rg.attention(numbers(places), k, **how) @ v).flatten().tolist(),
+        "farthest": max(range(len(KEYS)), key=lambda n: abs(asked - KEYS[n])),
+    }  # fmt: skip
 
 
 def look(name: str, query: float = QUERY) -> Look:
@@ -132,6 +181,31 @@ WORDS: Words = {
         "answer": "The mean of the values, {even:.4f}: equal scores make equal weights, each 1/{count}. Narrow, it listens to the "
         "nearest keys only; wide, to all alike.",
         "next": "Keys that are vectors, not numbers: why the dot product measures likeness. `regard lesson scores`",
+        "play_query": "query: what I look for",
+        "play_way": "weight",
+        "play_way_nearest": "nearest keys",
+        "play_way_inverse": "1 / distance",
+        "play_way_gauss": "Gaussian",
+        "play_way_dot": "raw dot product",
+        "play_way_upside_down": "|q-k| / Σ|q-k|",
+        "play_sigma": "width σ",
+        "play_nearest": "how many",
+        "play_key": "key",
+        "play_value": "value",
+        "play_value_of": "value of key {key}",
+        "play_distance": "distance",
+        "play_weight": "weight",
+        "play_part": "weight · value",
+        "play_answer": "answer",
+        "play_line": "Keys as places; the query can be dragged, or moved with the arrow keys",
+        "play_curve": "the answer for every query",
+        "play_all": "the same query under every weight",
+        "play_told": "Query {query}: answer {answer}. Weights {weights}.",
+        "play_says_nearest": "Only the {count} nearest keys count: as the query passes from one to the next, the answer jumps.",
+        "play_says_inverse": "Every key counts, the nearer the more. Put the query exactly on a key: that key takes all the weight.",
+        "play_says_gauss": "Narrow, only the nearest key is heard; wide, all keys are heard alike, and the answer becomes the mean of the values.",
+        "play_says_dot": "q·k is larger for the larger key, whatever the query: key {key} takes the weight {weight} even when another is nearer. So scores are scaled, and q and k come from learned projections.",
+        "play_says_upside_down": "Upside down: the farthest key, {key}, gets the most weight, {weight}. Move the query away from a key and watch its weight grow.",
     },
     "zh": {
         "title": "软查找",
@@ -160,6 +234,31 @@ WORDS: Words = {
         "question": "如果高斯宽得让所有的键看起来离 {query:g} 一样近，结果是多少？",
         "answer": "是各个值的平均，{even:.4f}：分数相等，权重就相等，各 1/{count}。窄的高斯只听最近的键，宽的则一视同仁。",
         "next": "键不再是数，而是向量：为什么用点积衡量相似。`regard lesson scores`",
+        "play_query": "查询：我要找什么",
+        "play_way": "权重",
+        "play_way_nearest": "最近的键",
+        "play_way_inverse": "距离的倒数",
+        "play_way_gauss": "高斯",
+        "play_way_dot": "原始点积",
+        "play_way_upside_down": "|q-k| / Σ|q-k|",
+        "play_sigma": "宽度 σ",
+        "play_nearest": "几个",
+        "play_key": "键",
+        "play_value": "值",
+        "play_value_of": "键 {key} 的值",
+        "play_distance": "距离",
+        "play_weight": "权重",
+        "play_part": "权重 · 值",
+        "play_answer": "结果",
+        "play_line": "键的位置；查询可以拖动，也可以用方向键移动",
+        "play_curve": "每个查询的结果",
+        "play_all": "同一个查询，各种权重",
+        "play_told": "查询 {query}：结果 {answer}。权重 {weights}。",
+        "play_says_nearest": "只算最近的 {count} 个键：查询从一个键移到下一个时，结果会跳变。",
+        "play_says_inverse": "每个键都算，越近算得越多。把查询正好放在一个键上：那个键得到全部权重。",
+        "play_says_gauss": "窄的高斯只听最近的键；宽的对所有的键一视同仁，结果成为各个值的平均。",
+        "play_says_dot": "无论查询是什么，大的键 q·k 总是大：即使别的键更近，键 {key} 也占了 {weight}。所以分数要缩放，q 和 k 要来自学到的投影。",
+        "play_says_upside_down": "写颠倒了：最远的键 {key} 得到最大的权重 {weight}。把查询移开一个键，看它的权重怎样变大。",
     },
 }
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
-from . import cache, grid, heads, line, lookup, matrix, scores, softmax
+from . import cache, grid, heads, inputs, line, lookup, matrix, scores, softmax
 from .page import Page, Words
 
 #: in the order of the lessons they come from
 QUESTIONS = ("rnn", "dot", "heatmap", "root", "cross", "cached", "feature", "delta")
+
+#: of the options of each question, the one that is right; 0 is no answer yet, THOUGHT an answer looked up after thinking
+RIGHT = {"rnn": 2, "dot": 1, "heatmap": 3, "root": 2, "cross": 1, "cached": 3, "feature": 2, "delta": 1}
+OPTIONS, THOUGHT = 3, -1
 
 TRY = 'regard look "is attention all you need, or is attention all you get"'
 
@@ -58,6 +63,32 @@ def mean() -> tuple[float, float]:
     return lookup.even(), lookup.look("inverse").result
 
 
+_numbers = functools.cache(numbers)
+
+
+def play(answers: Any = None, language: str = "en") -> dict[str, Any]:
+    """The questions, and for those that were answered (by choosing, or by looking it up) what is right and why."""
+    count = (len(QUESTIONS), len(QUESTIONS))
+    given = [
+        inputs.whole(f"answers[{n}]", x, THOUGHT, OPTIONS)
+        for n, x in enumerate(
+            inputs.numbers("answers", [0] * len(QUESTIONS) if answers is None else answers, THOUGHT, OPTIONS, count)
+        )
+    ]
+    words = WORDS[language]
+    told = []
+    for name, x in zip(QUESTIONS, given, strict=True):
+        shown = {"name": name, "question": words[f"q_{name}"], "chosen": x}
+        if x:
+            shown |= {"right": RIGHT[name], "answer": words[f"a_{name}"].format(**_numbers()[name])}
+        told.append(shown)
+    return {
+        "inputs": {"answers": given}, "bounds": {"options": OPTIONS, "thought": THOUGHT}, "questions": told,
+        "score": sum(x == RIGHT[name] for name, x in zip(QUESTIONS, given, strict=True)), "of": len(QUESTIONS),
+        "chosen": sum(x > 0 for x in given),
+    }  # fmt: skip
+
+
 WORDS: Words = {
     "en": {
         "title": "Closing quiz",
@@ -90,6 +121,37 @@ WORDS: Words = {
         "answer": "A soft look-up: a query asks every key how alike they are, turns the answers into shares that add up to one, and takes that mixture of the values. Equal shares gave {even:.4f} in "
         "the first lesson, nearness gave {near:.4f}.",
         "next": "Your own texts: `regard look`. In Python: `A = rg.attention(q, k); y = A @ v; A.heatmap(512)`. The first lesson again: `regard lesson lookup`",
+        "play_intro": "Choose an answer, or think of one and reveal it.",
+        "play_reveal": "Reveal the answer",
+        "play_correct": "Right.",
+        "play_incorrect": "Not quite.",
+        "play_score": "right",
+        "play_score_of": "of {chosen} chosen; {of} questions",
+        "play_told": "{verdict} {answer}",
+        "play_option_rnn_1": "It has fewer parameters, so it learns from less data.",
+        "play_option_rnn_2": "Any two tokens are one step apart, and all rows can be computed at once.",
+        "play_option_rnn_3": "It reads the tokens in order, one after the other.",
+        "play_option_dot_1": "How far they point the same way, times their lengths.",
+        "play_option_dot_2": "How far apart they are: the smaller, the more alike.",
+        "play_option_dot_3": "Whether they are related: negative means unrelated.",
+        "play_option_heatmap_1": "A column is what one query looks at, and adds up to 1.",
+        "play_option_heatmap_2": "All cells together add up to 1; the brightest is the answer.",
+        "play_option_heatmap_3": "First its axes: here a row is what one query looks at, and adds up to 1.",
+        "play_option_root_1": "To make the weights add up to 1.",
+        "play_option_root_2": "Raw dot products spread by √d; softmax would take all or nothing, and pass hardly any gradient.",
+        "play_option_root_3": "To make the multiplication cheaper.",
+        "play_option_cross_1": "Only in where K and V come from.",
+        "play_option_cross_2": "Cross-attention has no softmax.",
+        "play_option_cross_3": "In self-attention Q, K and V are the same numbers.",
+        "play_option_cached_1": "Because K and V are smaller than Q.",
+        "play_option_cached_2": "Because Q changes with every layer, and K and V do not.",
+        "play_option_cached_3": "A new row needs its own q alone, but all earlier k and v.",
+        "play_option_feature_1": "Both are matrices over pairs of tokens.",
+        "play_option_feature_2": "R is a table from a displacement to a feature vector; F = vᵀ R is a matrix over pairs.",
+        "play_option_feature_3": "R holds the embeddings of the tokens, F their attention.",
+        "play_option_delta_1": "The displacement q - k by rows and by columns: two numbers.",
+        "play_option_delta_2": "How many cells lie between two tokens when the grid is read line by line.",
+        "play_option_delta_3": "The size of a step in training.",
     },
     "zh": {
         "title": "结业小测",
@@ -114,6 +176,37 @@ WORDS: Words = {
         "question": "再问一个：用一句话说，注意力是什么？",
         "answer": "软查找：查询问每个键有多相似，把回答变成和为一的份额，再按份额混合各个值。第一课里，份额相等给出 {even:.4f}，按远近给出 {near:.4f}。",
         "next": "你自己的文字：`regard look`。在 Python 里：`A = rg.attention(q, k); y = A @ v; A.heatmap(512)`。再看第一课：`regard lesson lookup`",
+        "play_intro": "选一个答案，或者先自己想，再看答案。",
+        "play_reveal": "看答案",
+        "play_correct": "对。",
+        "play_incorrect": "不完全对。",
+        "play_score": "答对",
+        "play_score_of": "选了 {chosen} 题；共 {of} 题",
+        "play_told": "{verdict}{answer}",
+        "play_option_rnn_1": "它的参数更少，所以用更少的数据就能学会。",
+        "play_option_rnn_2": "任意两个词元只隔一步，而且所有的行可以同时算。",
+        "play_option_rnn_3": "它按顺序一个接一个地读词元。",
+        "play_option_dot_1": "它们方向有多一致，再乘上各自的长度。",
+        "play_option_dot_2": "它们相距多远：越小越相似。",
+        "play_option_dot_3": "它们有没有关系：为负表示无关。",
+        "play_option_heatmap_1": "一列是一个查询在看什么，和为 1。",
+        "play_option_heatmap_2": "所有的格子加起来是 1，最亮的就是答案。",
+        "play_option_heatmap_3": "先看坐标轴：这里一行是一个查询在看什么，和为 1。",
+        "play_option_root_1": "为了让权重之和为 1。",
+        "play_option_root_2": "原始点积的分散程度是 √d；softmax 会非全即无，几乎不传梯度。",
+        "play_option_root_3": "为了让乘法更省。",
+        "play_option_cross_1": "只在于 K 和 V 从哪里来。",
+        "play_option_cross_2": "交叉注意力没有 softmax。",
+        "play_option_cross_3": "自注意力里 Q、K、V 是同样的数。",
+        "play_option_cached_1": "因为 K 和 V 比 Q 小。",
+        "play_option_cached_2": "因为 Q 每层都变，K 和 V 不变。",
+        "play_option_cached_3": "新的一行只要自己的 q，却要前面所有的 k 和 v。",
+        "play_option_feature_1": "两个都是成对的矩阵。",
+        "play_option_feature_2": "R 是从位移到特征向量的表；F = vᵀ R 是成对的矩阵。",
+        "play_option_feature_3": "R 是词元的嵌入，F 是它们的注意力。",
+        "play_option_delta_1": "位移 q - k 的行分量和列分量：两个数。",
+        "play_option_delta_2": "把网格一行一行读下来时，两个词元之间隔了几格。",
+        "play_option_delta_3": "训练时每一步的大小。",
     },
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 import regard as rg
 
 from ..views.terminal import table
+from . import inputs
 from .page import Page, Words
 from .vectors import head
 
@@ -24,6 +25,19 @@ SIGMA = 2.0
 SCORES = {"dot": rg.Dot(), "cosine": rg.Cosine(), "euclidean": rg.Euclidean(SIGMA), "inverse": rg.InverseDistance()}
 #: degrees between two unit vectors
 ANGLES = (0, 60, 90, 120, 180)
+
+#: vectors of a plane, to be dragged: the query, and keys in its direction, at a right angle, and opposite
+ARROW = (2.0, 1.0)
+ARROWS: Vectors = {"k1": (3.0, 1.5), "k2": (-1.0, 2.0), "k3": (-2.0, -1.0)}
+#: what a reader may look at: vectors to drag, and the two examples; how far a coordinate may go
+DATA: dict[str, tuple[str, tuple[float, ...], Vectors]] = {
+    "plane": ("q", ARROW, ARROWS),
+    "king": ("king", KING, AGAINST_KING),
+    "invite": ("邀请", INVITE, AGAINST_INVITE),
+}
+REACH = 4.0
+#: degrees within which an angle has a name
+NEAR = 3.0
 
 TRY = """\
 import torch, regard as rg
@@ -85,6 +99,47 @@ def rewrite(sigma: float = SIGMA) -> float:
     return float((gauss.dense() - dot.dense()).abs().max())
 
 
+def play(data: Any = "plane", query: Any = None, keys: Any = None, language: str = "en") -> dict[str, Any]:
+    """Some vectors under every score: dot product, cosine, angle, distance, and the weights each score gives."""
+    chosen = inputs.choice("data", data, tuple(DATA))
+    name, own_query, own_keys = DATA[chosen]
+    dim, count = len(own_query), len(own_keys)
+    x = inputs.numbers("query", own_query if query is None else query, -REACH, REACH, (dim, dim))
+    ys = inputs.matrix("keys", list(own_keys.values()) if keys is None else keys, -REACH, REACH, (count, dim))
+    q, k = vectors((tuple(x),)), vectors(tuple(map(tuple, ys)))
+    found = {each: rg.attention(q, k, score=score) for each, score in SCORES.items()}
+    dots = rg.attention(q, k, scale=1.0).logits[0, 0, 0, :]
+    cosine = found["cosine"].logits[0, 0, 0, :].clamp(-1.0, 1.0)
+    away = (-2 * SIGMA**2 * found["euclidean"].logits[0, 0, 0, :]).clamp_min(0.0).sqrt()
+    words = WORDS[language]
+    angles = inputs.plain(cosine.arccos().rad2deg())
+    return {
+        "inputs": {"data": chosen, "query": x, "keys": ys},
+        "bounds": {"data": list(DATA), "number": [-REACH, REACH, 0.1]},
+        "sets": {each: [of, *keys_of] for each, (of, _, keys_of) in DATA.items()},
+        "name": name, "names": list(own_keys), "dots": dots.tolist(), "cosines": inputs.plain(cosine),
+        "angles": angles, "reads": list(map(_read, angles)), "away": away.tolist(),
+        "lengths": {"q": float(q.norm()), "k": k[0, 0].norm(dim=-1).tolist()},
+        "scores": [
+            {"name": repr(SCORES[each]), "weights": inputs.plain(A[0, 0, 0, :]), "cost": words[f"cost_{each}"]}
+            for each, A in found.items()
+        ],
+        "turned": {name: [turned, *ys[1:]] for name, turned in _turned(x).items()} if dim == 2 else {},
+    }  # fmt: skip
+
+
+def _read(angle: float | None) -> str:
+    """The word for an angle (in degrees): only those near the three that have a name."""
+    names = {"same": 0.0, "right": 90.0, "opposite": 180.0}
+    return next((name for name, at in names.items() if angle is not None and abs(angle - at) < NEAR), "some")
+
+
+def _turned(x: list[float]) -> dict[str, list[float]]:
+    """A vector of the plane in its own direction, at a right angle to it, and opposite."""
+    a, b = x
+    return {"same": [a, b], "right": [0.0 - b, a], "opposite": [0.0 - a, 0.0 - b]}
+
+
 WORDS: Words = {
     "en": {
         "title": "Why the dot product",
@@ -111,6 +166,28 @@ WORDS: Words = {
         "answer": "The dot product goes from {dot:g} to {double:g}, the cosine stays {cosine:g}: the dot product also counts length, so a long key "
         "is heard more by every query that points its way.",
         "next": "From scores to shares, and why they are divided by √d. `regard lesson softmax`",
+        "play_data": "vectors",
+        "play_data_plane": "to drag",
+        "play_hint_plane": "Drag the tip of a vector, or choose one and press the arrow keys.",
+        "play_hint_space": "Three numbers each: change them in the table. The picture shows each key's angle to the query, and its length.",
+        "play_turn": "Put {name}",
+        "play_turn_same": "in the same direction",
+        "play_turn_right": "at a right angle",
+        "play_turn_opposite": "opposite",
+        "play_tip": "{name}: {vector}",
+        "play_vector": "vector",
+        "play_dot": "q·k",
+        "play_cosine": "cosine",
+        "play_angle": "angle",
+        "play_away": "distance",
+        "play_scores": "The weights that each score makes of them",
+        "play_score": "score",
+        "play_cost": "cost beyond Q Kᵀ",
+        "play_reads_same": "{name} points almost the same way as {query}: the dot product is large, and grows with the length of {name}.",
+        "play_reads_right": "{name} stands at a right angle to {query}: the dot product is 0, they have nothing to do with each other.",
+        "play_reads_opposite": "{name} is opposite to {query}: the dot product is negative. That is not the same as unrelated.",
+        "play_reads_some": "{name} and {query} are {angle}° apart.",
+        "play_told": "{name}: dot product {dot}, cosine {cosine}, distance {away}.",
     },
     "zh": {
         "title": "为什么用点积",
@@ -134,6 +211,28 @@ WORDS: Words = {
         "question": "把 queen 变成两倍长，它与 king 的点积和余弦各会怎样？",
         "answer": "点积从 {dot:g} 变成 {double:g}，余弦仍是 {cosine:g}：点积也算长度，所以长的键会被所有朝它方向的查询听得更多。",
         "next": "从分数到份额，以及为什么要除以 √d。`regard lesson softmax`",
+        "play_data": "向量",
+        "play_data_plane": "可以拖动的",
+        "play_hint_plane": "拖动向量的尖端，或者选中一个再按方向键。",
+        "play_hint_space": "每个向量三个数，在表里改。图上画的是每个键与查询的夹角，以及它的长度。",
+        "play_turn": "把 {name} 放到",
+        "play_turn_same": "相同方向",
+        "play_turn_right": "垂直方向",
+        "play_turn_opposite": "相反方向",
+        "play_tip": "{name}：{vector}",
+        "play_vector": "向量",
+        "play_dot": "q·k",
+        "play_cosine": "余弦",
+        "play_angle": "夹角",
+        "play_away": "距离",
+        "play_scores": "各种分数给出的权重",
+        "play_score": "分数",
+        "play_cost": "除 Q Kᵀ 之外的代价",
+        "play_reads_same": "{name} 与 {query} 的方向几乎相同：点积大，{name} 越长就越大。",
+        "play_reads_right": "{name} 与 {query} 垂直：点积为 0，两者互不相干。",
+        "play_reads_opposite": "{name} 与 {query} 相反：点积为负。这与“无关”不是一回事。",
+        "play_reads_some": "{name} 与 {query} 相隔 {angle}°。",
+        "play_told": "{name}：点积 {dot}，余弦 {cosine}，距离 {away}。",
     },
 }
 

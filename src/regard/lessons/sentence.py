@@ -6,7 +6,7 @@ about the words. The T5 table is filled in by hand: every bucket farther away ad
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.table import Table
@@ -14,6 +14,7 @@ from rich.table import Table
 import regard as rg
 
 from ..views.terminal import bars, table
+from . import inputs
 from .matrix import by
 from .page import Page, Words
 from .vectors import embed, head, weight
@@ -24,6 +25,8 @@ FALL = -0.4
 COPIES, PICTURE = 500, 48
 #: the query that is explained, and the keys a query's row is boiled down to
 ASKED, TOP = 8, 3
+#: what a reader may choose: characters of a text, how the bias falls
+LONGEST, FALLS = 24, (-2.0, 1.0)
 
 TRY = 'regard look "a rose is a rose is a rose"'
 
@@ -43,32 +46,34 @@ class Shares(NamedTuple):
     toeplitz: float
 
 
-def position() -> rg.Static:
+def position(fall: float = FALL) -> rg.Static:
     """T5's buckets with a bias that falls from bucket to bucket, the same both ways."""
     term = rg.recipes.t5(heads=1)
     one_way = term.features.dim // 2
-    bias = FALL * torch.arange(one_way, dtype=torch.float64).repeat(2)[None]
+    bias = fall * torch.arange(one_way, dtype=torch.float64).repeat(2)[None]
     return rg.Static(term.features, readout=bias)
 
 
-def matrices(copies: int = 1, dtype: torch.dtype = torch.float64) -> dict[str, rg.AttentionMatrix]:
+def matrices(
+    copies: int = 1, dtype: torch.dtype = torch.float64, text: str = SENTENCE, fall: float = FALL
+) -> dict[str, rg.AttentionMatrix]:
     """The sentence's A (of one head): content alone, with the position term, and with the causal mask too."""
-    x = embed(SENTENCE, DIM)
+    x = embed(text, DIM)
     q, k = (head((x @ weight(name, DIM, DIM)).repeat(copies, 1).to(dtype)) for name in ("W_Q", "W_K"))
     return {
         "content": rg.attention(q, k)[0, 0],
-        "position": rg.attention(q, k, position=position())[0, 0],
-        "causal": rg.attention(q, k, position=position(), mask=rg.causal)[0, 0],
+        "position": rg.attention(q, k, position=position(fall))[0, 0],
+        "causal": rg.attention(q, k, position=position(fall), mask=rg.causal)[0, 0],
     }
 
 
-def rows(A: rg.AttentionMatrix) -> list[Row]:
+def rows(A: rg.AttentionMatrix, text: str = SENTENCE) -> list[Row]:
     """Top keys and entropy of every query, in one pass."""
     top, entropy = A.summarize(rg.TopK(TOP), rg.Entropy())
     return [
-        Row(c, [(SENTENCE[j], w) for w, j in zip(weights, indices, strict=True) if j >= 0], e)
+        Row(c, [(text[j], w) for w, j in zip(weights, indices, strict=True) if j >= 0], e)
         for c, weights, indices, e in zip(
-            SENTENCE, top.weights.tolist(), top.indices.tolist(), entropy.tolist(), strict=True
+            text, top.weights.tolist(), top.indices.tolist(), entropy.tolist(), strict=True
         )
     ]
 
@@ -81,6 +86,29 @@ def shares(A: rg.AttentionMatrix) -> Shares:
 def profile(A: rg.AttentionMatrix) -> list[float]:
     """Mass per displacement, from 1 - N to N - 1."""
     return A.profile().tolist()
+
+
+def play(
+    text: Any = SENTENCE, part: Any = "causal", fall: Any = FALL, query: Any = None, key: Any = None
+) -> dict[str, Any]:  # fmt: skip
+    """A text's A: a heat map, what each row looks at, mass per displacement, and one weight explained."""
+    given = inputs.text("text", text, LONGEST)
+    kind, steep = inputs.choice("part", part, ("content", "position", "causal")), inputs.number("fall", fall, *FALLS)
+    A = matrices(text=given, fall=steep)[kind]
+    last = len(given) - 1
+    i = inputs.whole("query", min(ASKED, last) if query is None else query, 0, last)
+    j = inputs.whole("key", int(A.topk(1).indices[i, 0]) if key is None else key, 0, last)
+    seen = A.logits.dense() > -torch.inf
+    why = A.explain(i, j)
+    found = rows(A, given)
+    return inputs.plain({
+        "inputs": {"text": given, "part": kind, "fall": steep, "query": i, "key": j},
+        "bounds": {"part": ["content", "position", "causal"], "fall": [*FALLS, 0.1], "longest": LONGEST},
+        "labels": list(given), "weights": A.dense(), "visible": seen.tolist(), "shape": by(tuple(A.shape)),
+        "bytes": len(given.encode()), "shares": shares(A)._asdict(), "profile": profile(A),
+        "deltas": list(range(-last, last + 1)), "row": {"keys": found[i].keys, "entropy": found[i].entropy},
+        "explain": {"parts": why.parts, "logit": why.logit, "lse": why.lse, "weight": why.weight},
+    })  # fmt: skip
 
 
 WORDS: Words = {
@@ -116,6 +144,29 @@ WORDS: Words = {
         "answer": "{stored:.0f} MiB for one head, against {held:.2f} MiB of q and k: the first grows with the square of the length, the second with the length. The "
         "picture above came from the second.",
         "next": "Models that were trained: what do their heads look at? `regard lesson real`",
+        "play_text": "a text of your own",
+        "play_part": "the score is",
+        "play_part_content": "content only",
+        "play_part_position": "+ T5 bias",
+        "play_part_causal": "+ causal mask",
+        "play_fall": "bias for each bucket farther away",
+        "play_map": "A, {shape}: rows are queries, columns are keys. Point at a cell, or use the arrow keys; click or Enter keeps the pair.",
+        "play_size": "{characters} characters, {bytes} bytes",
+        "play_pair": "{q} → {k}",
+        "play_logit": "logit (the parts added)",
+        "play_lse": "log-sum-exp of the row",
+        "play_weight": "weight = exp(logit - lse)",
+        "play_hidden": "masked: this query may not look there",
+        "play_row": "{q} looks most at",
+        "play_entropy": "entropy of this row",
+        "play_shares": "of all weight",
+        "play_share_self": "on itself",
+        "play_share_previous": "on the key before",
+        "play_share_first": "on the first key",
+        "play_share_toeplitz": "explained by Δ alone",
+        "play_profile": "mass per displacement q - k",
+        "play_random": "The vectors are random: no map here says anything about the words.",
+        "play_told": "{q} looks at {k} with weight {weight}.",
     },
     "zh": {
         "title": "看一个句子",
@@ -145,6 +196,29 @@ WORDS: Words = {
         "question": "那个长的 A 有 {pairs:,} 对。用 float32 存下来有多大？惰性的 A 又存了多少？",
         "answer": "一个头就要 {stored:.0f} MiB，而 q 和 k 只有 {held:.2f} MiB：前者随长度的平方增长，后者随长度增长。上面的图就是从后者算出来的。",
         "next": "训练过的模型：它们的头在看什么？`regard lesson real`",
+        "play_text": "你自己的文字",
+        "play_part": "分数里有",
+        "play_part_content": "只有内容",
+        "play_part_position": "+ T5 偏置",
+        "play_part_causal": "+ 因果掩码",
+        "play_fall": "每远一个桶的偏置",
+        "play_map": "A，{shape}：行是查询，列是键。指向一格，或用方向键；点一下或按回车就选中这一对。",
+        "play_size": "{characters} 个字符，{bytes} 个字节",
+        "play_pair": "{q} → {k}",
+        "play_logit": "logit（各部分之和）",
+        "play_lse": "这一行的 log-sum-exp",
+        "play_weight": "权重 = exp(logit - lse)",
+        "play_hidden": "被遮住：这个查询不能看那里",
+        "play_row": "{q} 看得最多的",
+        "play_entropy": "这一行的熵",
+        "play_shares": "全部权重中",
+        "play_share_self": "在自己身上",
+        "play_share_previous": "在前一个键上",
+        "play_share_first": "在第一个键上",
+        "play_share_toeplitz": "只用 Δ 能解释的",
+        "play_profile": "每个位移 q - k 的质量",
+        "play_random": "向量是随机的：这里的图不说明任何词义。",
+        "play_told": "{q} 看 {k}，权重 {weight}。",
     },
 }
 

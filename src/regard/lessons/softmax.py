@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 import regard as rg
 
 from ..views.terminal import bars, table
+from . import inputs
 from .page import Page, Words
 from .scores import vectors
 from .vectors import draw
@@ -22,6 +24,9 @@ FACTORS = (0.01, 0.1, 0.5, 1.0, 2.0)
 SHIFT = 100.0
 DIMS = (8, 32, 128, 512)
 SAMPLE = 64
+#: what a reader may choose: a logit, how many there are, the factor; and the dimensions that the curves run over
+LOGIT, COUNT, FACTOR = (-10.0, 10.0), (2, 8), (0.0, 5.0)
+CURVE = (2, 8, 32, 128, 512, 1024)
 
 TRY = """\
 import torch, regard as rg
@@ -51,6 +56,14 @@ def shifted() -> float:
     return max(abs(a - b) for a, b in zip(softmax(), moved, strict=True))
 
 
+def slopes(logits: list[float]) -> list[list[float]]:
+    """How each share changes with each logit: row i is the gradient of share i."""
+    k = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+    weights = rg.attention(vectors(((1.0,),)), k[None, None, :, None], scale=1.0)[0, 0, 0, :]
+    return [torch.autograd.grad(w, k, retain_graph=True)[0].tolist() for w in weights]
+
+
+@functools.cache
 def scaling(dim: int) -> Scaling:
     """SAMPLE queries against SAMPLE keys, raw and divided by the square root of dim.
 
@@ -71,6 +84,26 @@ def scaling(dim: int) -> Scaling:
         if name == "raw":
             spread = float(A.logits.dense().detach().std())
     return Scaling(dim, spread, entropy, gradient)
+
+
+def play(logits: Any = LOGITS, factor: Any = 1.0, dim: Any = DIMS[-1]) -> dict[str, Any]:
+    """Shares, entropy and slopes of logits times a factor; and random vectors of `dim`, raw and divided by √dim."""
+    row = inputs.numbers("logits", logits, *LOGIT, COUNT)
+    by = inputs.number("factor", factor, *FACTOR)
+    size = inputs.choice("dim", dim, CURVE)
+    A = rg.attention(vectors(((1.0,),)), vectors(tuple((x,) for x in row)), scale=by)
+    gradient = torch.tensor(slopes([by * x for x in row]))
+    return {
+        "inputs": {"logits": row, "factor": by, "dim": size},
+        "bounds": {"logits": [*LOGIT, 0.1], "factor": [*FACTOR, 0.05], "dim": list(CURVE), "count": list(COUNT)},
+        "scaled": A.logits[0, 0, 0, :].tolist(), "weights": A[0, 0, 0, :].tolist(),
+        "entropy": float(A.entropy()), "most": math.log(len(row)), "slope": float(gradient.norm()),
+        "chosen": _told(size), "curve": [_told(d) for d in CURVE], "sample": SAMPLE, "sample_most": math.log(SAMPLE),
+    }  # fmt: skip
+
+
+def _told(dim: int) -> dict[str, Any]:
+    return {**scaling(dim)._asdict(), "root": math.sqrt(dim)}
 
 
 WORDS: Words = {
@@ -99,6 +132,28 @@ WORDS: Words = {
         "answer": "Not at all: the largest change is {change:.1e}. exp(x + c) = exp(c) exp(x), and exp(c) cancels in the fraction. Only "
         "differences between scores count, so a term that is the same for a whole row does nothing.",
         "next": "Now all queries at once, step by step: the matrix A. `regard lesson matrix`",
+        "play_logits": "Scores",
+        "play_logits_hint": "Drag a bar, or choose one and press the arrow keys.",
+        "play_logit": "score {n}",
+        "play_factor": "times the factor",
+        "play_more": "one more score",
+        "play_fewer": "one fewer",
+        "play_shares": "Shares",
+        "play_share": "share {n}",
+        "play_entropy": "entropy",
+        "play_entropy_of": "of at most {most}",
+        "play_slope": "gradient",
+        "play_slope_note": "how much the shares move when the scores do: near 0 when softmax takes all or nothing",
+        "play_told": "Shares {shares}. Entropy {entropy}.",
+        "play_roots": "Random vectors of d dimensions",
+        "play_dim": "d",
+        "play_spread": "spread of q·k",
+        "play_root": "√d",
+        "play_raw": "raw",
+        "play_scaled": "÷ √d",
+        "play_entropy_curve": "mean entropy of a row against d",
+        "play_gradient_curve": "gradient that reaches the scores against d",
+        "play_roots_note": "{sample} random queries and keys. Raw, the entropy falls and the gradient dies as d grows; divided by √d, both stay.",
     },
     "zh": {
         "title": "softmax 与 √d",
@@ -120,6 +175,28 @@ WORDS: Words = {
         "question": "给一行里的每个分数都加上 {shift:g}，份额会怎样变？",
         "answer": "完全不变：最大的变化是 {change:.1e}。exp(x + c) = exp(c) exp(x)，exp(c) 在分数里约掉了。要紧的只是分数之差，所以整行都一样的项不起作用。",
         "next": "所有的查询一起，一步一步来：矩阵 A。`regard lesson matrix`",
+        "play_logits": "分数",
+        "play_logits_hint": "拖动一根柱子，或者选中一根再按方向键。",
+        "play_logit": "第 {n} 个分数",
+        "play_factor": "乘以",
+        "play_more": "多一个分数",
+        "play_fewer": "少一个",
+        "play_shares": "份额",
+        "play_share": "第 {n} 个份额",
+        "play_entropy": "熵",
+        "play_entropy_of": "最大 {most}",
+        "play_slope": "梯度",
+        "play_slope_note": "分数动一动，份额动多少：softmax 非全即无时接近 0",
+        "play_told": "份额 {shares}。熵 {entropy}。",
+        "play_roots": "d 维的随机向量",
+        "play_dim": "d",
+        "play_spread": "q·k 的分散程度",
+        "play_root": "√d",
+        "play_raw": "不缩放",
+        "play_scaled": "÷ √d",
+        "play_entropy_curve": "每行的平均熵随 d 的变化",
+        "play_gradient_curve": "传到分数上的梯度随 d 的变化",
+        "play_roots_note": "随机的 {sample} 个查询和键。不缩放时，d 越大，熵越小，梯度越接近消失；除以 √d，两者都保持不变。",
     },
 }
 

@@ -17,7 +17,7 @@ WORDS: Words = {
         "shows": "Attention is a soft look-up. It hangs on one matrix: A[i, j] = softmax_j( score(q_i, k_j) + position(i - j) ), and y = A V. This tour "
         "takes it apart in {count} lessons: {parts}. Every number is computed as it is shown. 中文：regard lesson all --language zh",
         "list": "Lessons",
-        "which": "One of them: `regard lesson lookup`. All in order: `regard lesson all`. 中文：`regard lesson --language zh`",
+        "which": "One of them: `regard lesson lookup`. All in order: `regard lesson all`. In the browser, with pictures to play with: `regard explore`, then Lessons. 中文：`regard lesson --language zh`",
         "end": "One lesson alone: `regard lesson line`. A text of yours: `regard look`. In Python: `import regard as rg; A = rg.attention(q, k); y = A @ v; A.heatmap(512)`.",
     },
     "zh": {
@@ -25,7 +25,7 @@ WORDS: Words = {
         "shows": "注意力是软查找，全系于一个矩阵：A[i, j] = softmax_j( score(q_i, k_j) + position(i - j) )，y = A V。这趟导览分 {count} 课把它拆开：{parts}。每个数都是显示时算"
         "出来的。English: regard lesson all --language en",
         "list": "课程",
-        "which": "看其中一课：`regard lesson lookup`。按顺序全看：`regard lesson all`。English: `regard lesson --language en`",
+        "which": "看其中一课：`regard lesson lookup`。按顺序全看：`regard lesson all`。在浏览器里动手试：`regard explore`，再点“课程”。English: `regard lesson --language en`",
         "end": "只看一课：`regard lesson line`。看你自己的文字：`regard look`。在 Python 里：`import regard as rg; A = rg.attention(q, k); y = A @ v; A.heatmap(512)`。",
     },
 }
