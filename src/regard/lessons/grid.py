@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from typing import Any, NamedTuple
@@ -15,12 +14,13 @@ import regard as rg
 from ..models import digits
 from ..views.terminal import table
 from . import inputs
+from .digit import digit
 from .drawing import block as slanted
 from .drawing import board
-from .line import nothing
 from .matrix import by
 from .page import Page, Words
 from .vectors import head
+from .waves import nothing
 
 SIDE = 6
 #: the cell whose row of A is laid out on the grid
@@ -170,34 +170,6 @@ def drawn(kind: str, cells: list[list[float]], rows: list[float], columns: list[
     }  # fmt: skip
 
 
-@functools.cache
-def _reader() -> digits.Loaded:
-    return digits.load()
-
-
-def digit(number: int, layer: int, head: int, pixel: int) -> dict[str, Any]:
-    """The model that reads digits before one of its images: what it says, and what a pixel looks at."""
-    model, images = _reader()
-    with torch.no_grad():
-        logits, looks = model(images[number : number + 1], look=True)
-        A = looks.encoder[layer][0, head]
-        block: Any = model.encoder.blocks[layer]
-        learned = block.attention.position.readout[head]
-    side = (digits.SIDE, digits.SIDE)
-    around = tuple(2 * n - 1 for n in side)
-    row, top = A[pixel, :], A.topk(3)
-    return {
-        "image": images[number].unflatten(0, side).tolist(), "weights": row.unflatten(0, side).tolist(),
-        "received": A.received().unflatten(0, side).tolist(), "profile": A.profile().tolist(),
-        "learned": learned.unflatten(0, around).tolist(), "probabilities": logits[0].softmax(-1).tolist(),
-        "top": [
-            {"cell": list(divmod(j, digits.SIDE)), "weight": w}
-            for w, j in zip(top.weights[pixel].tolist(), top.indices[pixel].tolist(), strict=True)
-        ],
-        "cell": list(divmod(pixel, digits.SIDE)), "shape": by(tuple(A.shape)),
-    }  # fmt: skip
-
-
 def play(
     query: Any = CELL[0] * SIDE + CELL[1], key: Any = CELL[0] * SIDE + CELL[1] + 1, slope: Any = SLOPE, delta: Any = RIGHT,
     kind: Any = "cells", rule: Any = None, rows: Any = None, columns: Any = None,
@@ -293,7 +265,7 @@ WORDS: Words = {
         "used by many pairs: δ = (0,0) by {cells}, the farthest by one.",
         "next": "W_Q and W_K are learned: watch it happen. `regard lesson learning`. A trained grid: `examples/digits.py` reads 8 x 8 images with such a table.",
         "play_alike": "A grid is not a matrix",
-        "play_alike_note": "Point at a cell of any picture, or go there with the arrow keys: query orange, key green, δ red.",
+        "play_alike_note": "Point at a cell of any picture, or use the arrow keys: the key goes there. On the grid a click, or Shift with the arrow keys, moves the query. Query orange, key green, δ red.",
         "play_slope": "how fast weight falls with distance",
         "play_line_title": "a matrix: A of {side} tokens, {shape}; a cell is a pair ({pairs} pairs)",
         "play_board_title": "a grid of {side} x {side} tokens; a cell is a token, its brightness the query's weight on it. Beside it, mass per δ",
@@ -321,7 +293,7 @@ WORDS: Words = {
         "play_number": "image",
         "play_layer": "layer",
         "play_head": "head",
-        "play_digit_note": "A small model, trained on {trained} handwritten digits, sees only the brightness of each pixel and, for each pair, δ. It reads {right} of {held} others right. Point at a pixel: that is the query, and the brightness of the others is its weight on them. A is {shape}.",
+        "play_digit_note": "A small model, trained on {trained} handwritten digits, sees only the brightness of each pixel and, for each pair, δ. It reads {right} of {held} others right. Click a pixel, or press Shift with the arrow keys: that is the query, and the colour over the others is its weight on them. A is {shape}.",
         "play_pixels": "pixel {cell} looks at",
         "play_received": "what all pixels together look at",
         "play_learned": "learned number of each δ in this head",
@@ -362,7 +334,7 @@ WORDS: Words = {
         "answer": "{deltas} 种位移（2·{h}-1 乘 2·{w}-1），{pairs} 对：{h}·{w} 格的平方。所以 δ 的表只有少数几个数，每个数由许多对共用：δ = (0,0) 有 {cells} 对，最远的只有一对。",
         "next": "W_Q 和 W_K 是学出来的：看它怎样发生。`regard lesson learning`。训练好的网格：`examples/digits.py` 用这样的表读 8 x 8 的图像。",
         "play_alike": "网格不是矩阵",
-        "play_alike_note": "指向任何一张图的一格，或用方向键走过去：查询橙色，键绿色，δ 红色。",
+        "play_alike_note": "指向任何一张图的一格，或用方向键：键移到那里。在网格上点一下，或按住 Shift 用方向键，移动的是查询。查询橙色，键绿色，δ 红色。",
         "play_slope": "权重随距离下降多快",
         "play_line_title": "矩阵：{side} 个词元的 A，{shape}；一格是一对（{pairs} 对）",
         "play_board_title": "{side} x {side} 个词元的网格；一格是一个词元，亮度是查询给它的权重。旁边是每个 δ 的质量",
@@ -390,7 +362,7 @@ WORDS: Words = {
         "play_number": "图像",
         "play_layer": "层",
         "play_head": "头",
-        "play_digit_note": "一个小模型，用 {trained} 个手写数字训练，只看得到每个像素的亮度，以及每一对的 δ。另外 {held} 个数字，它读对 {right}。指向一个像素：它就是查询，其他像素的亮度是它给它们的权重。A 是 {shape}。",
+        "play_digit_note": "一个小模型，用 {trained} 个手写数字训练，只看得到每个像素的亮度，以及每一对的 δ。另外 {held} 个数字，它读对 {right}。点一个像素，或按住 Shift 用方向键：它就是查询，盖在其他像素上的颜色是它给它们的权重。A 是 {shape}。",
         "play_pixels": "像素 {cell} 在看",
         "play_received": "所有像素合起来在看什么",
         "play_learned": "这个头学到的每个 δ 的数",

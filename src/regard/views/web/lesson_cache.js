@@ -49,7 +49,7 @@ export function start(stage) {
   });
   const watched = h("div", { tabIndex: 0, id: "watched" },
     text,
-    rows.q.element, used, rows.k.element, rows.v.element, kept, rowTitle,
+    rows.q.element, used, rows.k.element, rows.v.element, rowTitle, kept,
     h("figure", {}, h("figcaption", {}, stage.say("guesses")), guesses.element)); // prettier-ignore
   fill(
     stage.element,

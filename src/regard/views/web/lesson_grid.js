@@ -41,6 +41,9 @@ function canvasOf(image) {
   return canvas;
 }
 
+/** The drawings of the grid in lines: the board above shows them, flat and in perspective. */
+export const owns = (block) => block.kind === "show" && block.parts.every((part) => part.kind === "table" && part.rows.flat().some((text) => text.includes("\n")));
+
 const tight = (pair) => `(${pair.join(",")})`;
 
 export function start(stage) {
@@ -162,6 +165,7 @@ export function start(stage) {
     drawPair(answer);
     const delta = answer.inputs.delta;
     deltas.update({ cells: downs.map((_, i) => rights.map((_, j) => (i + 1 - high === delta[0] && j + 1 - wide === delta[1] ? 1 : 0))) });
+    deltas.update({ texts: downs.map((down) => rights.map((right) => tight([down, right]))) });
     const listed = (pairs) => pairs.map(tight).join(" ") || stage.say("none");
     for (const name of Object.keys(rules)) {
       rules[name].update({ cells: answer.weights[name], visible: answer.visible[name], texts: answer.weights[name].map((row, i) => row.map((x, j) => (answer.visible[name][i][j] ? human(x) : "·"))) });
