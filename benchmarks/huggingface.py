@@ -1,14 +1,21 @@
 """Models of Hugging Face on Regard beside what they run on today: time and peak memory of one layer.
 
-    python benchmarks/huggingface.py cpu [--case NAME ...] [--repeat R] [--passes forward training]
+    python benchmarks/huggingface.py cpu [--case NAME ...] [--repeat R] [--passes forward training] [--only error]
     python benchmarks/huggingface.py gpu
 
 Each model has one layer of 768 with 12 heads and random weights. It is made once for every attention that
 transformers offers for it (eager and sdpa, where it has them) and once more for Regard, all with the same weights.
-Before anything is timed the outputs must agree. The contenders take turns, so that a drifting clock hits all; each
-keeps its best round, and "today" is the best of transformers' own. Memory: see measure.py.
+The contenders take turns, so that a drifting clock hits all; each keeps its best round, and "today" is the best of
+transformers' own. Memory: see measure.py.
 
-cpu: float32, one row, 2048 tokens (T5 8192, SAM its 64 x 64). gpu: bfloat16, four rows, 4096 tokens.
+Error: the same model, weights and inputs in the next wider type (float64 for float32, float32 for bfloat16) is the
+oracle. Regard's error may be twice that of the model's own attention in the same type, and a rounding; where it is
+more, no speed is shown. The error of an output is its largest, over the largest number; that of training is over all
+gradients at once, as lengths of vectors: some gradients are zero but for rounding (a bias of keys), and have no error
+of their own.
+
+cpu: float32, one row, 2048 tokens (T5 8192, SAM its 64 x 64), errors at 1024. gpu: bfloat16, four rows, 4096 tokens,
+errors on one row.
 A model that fails says why in the table, and the others go on. Results are written after each model, and a model that
 is not measured keeps its figures: a suite can be measured in parts.
 """
@@ -39,6 +46,11 @@ RESULTS = Path(__file__).parent / "results"
 SUITES = {"cpu": (1, 2048, torch.float32), "gpu": (4, 4096, torch.bfloat16)}
 OURS = "regard"
 TODAY = ("eager", "sdpa")
+ORACLE = "oracle"
+KINDS = ("error", "time", "memory")
+#: the oracle's type, and the most tokens of which an error is taken
+WIDER = {torch.float32: torch.float64, torch.bfloat16: torch.float32}
+MOST = {"cpu": 1024, "gpu": 4096}
 
 
 class Model(NamedTuple):
@@ -193,9 +205,9 @@ MODELS = (
 class Setting:
     """One model in one suite: contenders with the same weights, and inputs."""
 
-    def __init__(self, model: Model, suite: str, tokens: int | None = None):
-        rows, usual, self.dtype = SUITES[suite]
-        self.model, self.rows = model, rows
+    def __init__(self, model: Model, suite: str, tokens: int | None = None, rows: int | None = None):
+        usual_rows, usual, self.dtype = SUITES[suite]
+        self.model, self.rows = model, rows or usual_rows
         self.tokens = tokens or (model.tokens if suite == "cpu" and model.tokens else usual)
         self.device = torch.device("cuda" if suite == "gpu" else "cpu")
         self.weights: dict[str, Tensor] = {}
@@ -217,13 +229,23 @@ class Setting:
             enable(made)
         return made
 
-    def way(self, contender: nn.Module, mode: str) -> Callable[[], Tensor]:
-        """A function of nothing: the output; in training, with the gradients of everything learned."""
+    def inputs(self, contender: nn.Module) -> dict[str, Tensor]:
+        """The same for every contender."""
         torch.manual_seed(1)
         with torch.no_grad(), torch.device(self.device):
             given = self.model.feed(contender, self.rows, self.tokens)
-        inputs = {name: x.to(self.dtype) if x.is_floating_point() else x for name, x in given.items()}
+        return {name: x.to(self.dtype) if x.is_floating_point() else x for name, x in given.items()}
+
+    def d_out(self, out: Tensor) -> Tensor:
+        """The gradient of the output, the same for every contender. (Ones would come to nothing behind a norm.)"""
+        numbers = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
+        return numbers.to(self.device, self.dtype).to(out.dtype)
+
+    def way(self, contender: nn.Module, mode: str, inputs: dict[str, Tensor] | None = None) -> Callable[[], Tensor]:
+        """A function of nothing: the output; in training, with the gradients of everything learned."""
+        inputs = self.inputs(contender) if inputs is None else inputs
         call = self.model.call(contender)
+        asked: list[Tensor] = []
 
         def run() -> Tensor:
             with torch.set_grad_enabled(mode == "training"):
@@ -231,45 +253,87 @@ class Setting:
                 out = found if isinstance(found, Tensor) else found[0]
                 if mode == "training":
                     contender.zero_grad(set_to_none=True)
-                    out.backward(torch.ones_like(out))
+                    if not asked:
+                        asked.append(self.d_out(out))
+                    out.backward(asked[0])
             return out.detach()
 
         return run
 
 
-def ways_of(s: Setting, mode: str) -> tuple[dict[str, Callable[[], Tensor]], dict[str, Tensor], dict[str, str]]:
-    """Every contender that runs, what it gave, and why the others do not."""
-    ways, outs, why = {}, {}, {}
+def ways_of(s: Setting, mode: str) -> tuple[dict[str, Callable[[], Tensor]], dict[str, str]]:
+    """Every contender that runs, and why the others do not."""
+    ways, why = {}, {}
     for name in (*s.model.today, OURS):
         try:
             way = s.way(s.contender(name), mode)
-            outs[name] = way()
+            way()
             ways[name] = way
         except Exception as error:  # whatever a model raises is its answer
             why[name] = reason(error)
         _empty(s.device)
-    return ways, outs, why
+    return ways, why
 
 
-def apart(outs: dict[str, Tensor]) -> float:
-    """The largest difference of Regard's output from today's, over the largest number in it."""
-    ours, others = outs[OURS].float(), [x.float() for name, x in outs.items() if name != OURS]
-    return max((float((ours - x).abs().max() / x.abs().max()) for x in others), default=math.nan)
-
-
-def times(s: Setting, mode: str, repeat: int, seconds: float) -> dict[str, Any]:
-    """Milliseconds of each contender, and how far Regard's output is from the others'."""
-    ways, outs, why = ways_of(s, mode)
-    found: dict[str, Any] = {name: {"why": words} for name, words in why.items()}
-    if OURS in ways and len(ways) > 1:
-        found["apart"] = apart(outs)
-        most = 1e-3 if s.dtype == torch.float32 else 5e-2
-        if not found["apart"] <= most:
-            why[OURS] = f"its output differs from the model's by {found['apart']:.1e} of the largest number"
-            return found | {OURS: {"why": why[OURS]}}
-    del outs
+def _times(s: Setting, ways: dict[str, Callable[[], Tensor]], repeat: int, seconds: float) -> dict[str, Any]:
+    """Milliseconds of each contender."""
     taken = Clock(s.device, repeat).race(ways, seconds)
-    return found | {name: {"ms": round(x * 1000, 3)} for name, x in taken.items()}
+    return {name: {"ms": round(x * 1000, 3)} for name, x in taken.items()}
+
+
+# error
+
+
+def errors(model: Model, suite: str, mode: str) -> dict[str, float]:
+    """How far each contender is from the oracle."""
+    usual = Setting(model, suite)
+    s = Setting(model, suite, tokens=min(usual.tokens, MOST[suite]), rows=1)
+    found: dict[str, float] = {}
+    exact: list[Tensor] = []
+    for name in (ORACLE, *model.today, OURS):
+        try:
+            contender = s.contender(model.today[0] if name == ORACLE else name)
+            inputs = s.inputs(contender)
+            if name == ORACLE:  # of the numbers that the others compute with: rounded once, and then held wider
+                wide = WIDER[s.dtype]
+                contender = contender.to(wide)
+                inputs = {key: x.to(wide) if x.is_floating_point() else x for key, x in inputs.items()}
+            out = s.way(contender, mode, inputs)()
+            gradients = [p.grad for p in contender.parameters() if p.grad is not None]
+            made = [out] if mode == "forward" else gradients
+            if name == ORACLE:
+                exact = made
+            else:
+                found[name] = distance(made, exact, mode)
+        except Exception as error:
+            if name == ORACLE:
+                raise
+            if name == OURS:
+                found["why"] = reason(error)  # type: ignore[assignment]
+        _empty(s.device)
+    return found
+
+
+def distance(made: list[Tensor], exact: list[Tensor], mode: str) -> float:
+    """Of an output, the largest error over the largest number; of gradients, lengths of all together."""
+    pairs = [(x.double(), y.double()) for x, y in zip(made, exact, strict=True)]
+    if mode == "forward":
+        return max(float((x - y).abs().max() / y.abs().max()) for x, y in pairs)
+    return math.sqrt(
+        sum(float((x - y).square().sum()) for x, y in pairs) / sum(float(y.square().sum()) for _, y in pairs)
+    )
+
+
+def too_far(found: dict[str, float], dtype: torch.dtype) -> str | None:
+    """Why Regard's figures do not count, or None."""
+    if "why" in found:
+        return str(found["why"])
+    if OURS not in found:
+        return None
+    own = found.get(TODAY[0], found.get(TODAY[1], 0.0))
+    if found[OURS] <= 2 * own + torch.finfo(dtype).eps:
+        return None
+    return f"its error is {found[OURS]:.1e}, and that of the model's own attention {own:.1e}"
 
 
 def _empty(device: torch.device) -> None:
@@ -280,12 +344,10 @@ def _empty(device: torch.device) -> None:
 # memory
 
 
-def memory(s: Setting, suite: str, mode: str) -> dict[str, Any]:
+def memory(s: Setting, suite: str, mode: str, ways: dict[str, Callable[[], Tensor]]) -> dict[str, Any]:
     """Peak MiB of each contender above its weights and inputs."""
     if suite == "gpu":
-        ways, _, why = ways_of(s, mode)
-        found: dict[str, Any] = {name: {"why": words} for name, words in why.items()}
-        return found | {name: {"MiB": round(_allocated(way), 1)} for name, way in ways.items()}
+        return {name: {"MiB": round(_allocated(way), 1)} for name, way in ways.items()}
     return {name: _in_a_process(s.model.name, name, mode) for name in (*s.model.today, OURS)}
 
 
@@ -332,10 +394,13 @@ def table(results: dict[str, Any]) -> str:
         "transformers offers for the model, for time and for memory apart, all in the same run.",
         *_grid(
             ["model", "tokens", "pass", "eager", "sdpa", "Regard", "x today", "target", "", "memory today", "Regard",
-             "share", "target", "", "apart"],
+             "share", "target", "", "error today", "Regard"],
             lines,
         ),
-        "apart: the largest difference of Regard's output from the others', over the largest number in it.",
+        f"Error: against the same model in {str(WIDER[dtype]).removeprefix('torch.')}, with one row of at most "
+        f"{MOST[suite]} tokens. Forward: the largest, over the largest number of the output; forward + backward: of "
+        "all gradients together, as the length of a vector. That of the model's eager attention, where there is one, "
+        "is today's; Regard may have twice as much, plus a rounding.",
     ]  # fmt: skip
     if notes:
         parts.append("\n".join(f"{n}. {words}" for n, words in enumerate(notes, 1)))
@@ -356,7 +421,9 @@ def _row(name: str, case: dict[str, Any], mode: str, target: Model | None, notes
     row += ["" if share is None else f"**{share:.2f}**"]
     want = None if target is None else target.memory
     row += ["" if want is None else f"{want:g}", _mark(_met(share, want))]
-    return [*row, f"{taken['apart']:.0e}" if "apart" in taken else ""]
+    error = case.get("error", {}).get(mode, {})
+    own = error.get(TODAY[0], error.get(TODAY[1]))
+    return [*row, *("" if x is None else f"{x:.0e}" for x in (own, error.get(OURS)))]
 
 
 def best(figures: dict[str, Any], unit: str) -> float | None:
@@ -384,7 +451,7 @@ def main(given_words: list[str] | None = None) -> None:
     parser.add_argument("suite", choices=list(SUITES))
     parser.add_argument("--case", nargs="+", metavar="NAME", help="only models whose name begins so")
     parser.add_argument("--passes", nargs="+", choices=list(PASSES), help="cpu: forward, gpu: both unless given")
-    parser.add_argument("--only", choices=("time", "memory"), help="keep the other figures as they are")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="keep the other figures")
     parser.add_argument("--repeat", type=int, default=5, help="rounds at the most, of which the best counts")
     parser.add_argument("--seconds", type=float, help="of a race, about (cpu: 12, gpu: 2)")
     parser.add_argument("--table", action="store_true", help="write the Markdown from the JSON, measure nothing")
@@ -420,26 +487,43 @@ def main(given_words: list[str] | None = None) -> None:
 
 
 def measured(model: Model, before: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
-    """New figures in place of those before."""
+    """New figures in place of those before. A pass that breaks says so in its place."""
     s = Setting(model, given.suite)
-    found: dict[str, Any] = {
-        "tokens": model.count(s.tokens),
-        "time": before.get("time", {}),
-        "memory": before.get("memory", {}),
-    }
+    found: dict[str, Any] = {"tokens": model.count(s.tokens), **{kind: dict(before.get(kind, {})) for kind in KINDS}}
     for mode in given.passes or (["forward"] if given.suite == "cpu" else list(PASSES)):
-        if given.only != "memory":
-            found["time"][mode] = times(s, mode, given.repeat, given.seconds or (12.0 if given.suite == "cpu" else 2.0))
-        if given.only != "time":
-            found["memory"][mode] = memory(s, given.suite, mode)
+        try:
+            for kind, figures in passed(s, mode, given, found["error"].get(mode, {})).items():
+                found[kind][mode] = figures
+        except Exception as error:  # memory that is not there, for one: the other models go on
+            found["time"][mode] = {OURS: {"why": reason(error)}}
         _empty(s.device)
+    return found
+
+
+def passed(s: Setting, mode: str, given: argparse.Namespace, known: dict[str, float]) -> dict[str, dict[str, Any]]:
+    """Error, time and memory of one model in one pass, those that are asked for; `known`: its error before."""
+    found: dict[str, dict[str, Any]] = {}
+    if "error" in given.only:
+        found["error"] = errors(s.model, given.suite, mode)
+    far = too_far(found.get("error", known), s.dtype)
+    timed, weighed = "time" in given.only, "memory" in given.only
+    if not timed and not (weighed and given.suite == "gpu"):
+        return found | ({"memory": memory(s, given.suite, mode, {})} if weighed else {})
+    ways, why = ways_of(s, mode)
+    failed = {name: {"why": words} for name, words in why.items()}
+    if timed:
+        found["time"] = failed | _times(s, ways, given.repeat, given.seconds or (12.0 if given.suite == "cpu" else 2.0))
+        if far is not None:
+            found["time"][OURS] = {"why": far}
+    if weighed:
+        found["memory"] = failed | memory(s, given.suite, mode, ways)
     return found
 
 
 def _line(name: str, case: dict[str, Any]) -> str:
     parts = [name]
     for kind, unit in (("time", "ms"), ("memory", "MiB")):
-        for mode, figures in case[kind].items():
+        for mode, figures in case.get(kind, {}).items():
             known = {x: figures.get(x, {}) for x in (*TODAY, OURS)}
             parts.append(f"{mode} " + ", ".join(f"{x} {f[unit]:.0f} {unit}" for x, f in known.items() if unit in f))
             parts += [f"{x}: {f['why']}" for x, f in known.items() if "why" in f and x == OURS]

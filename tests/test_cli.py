@@ -92,7 +92,7 @@ def test_help_names_lessons_and_choices(capsys):
         (("look", " \n "), "text: expected a text, found blanks only"),
         (
             ("look", "--model", "big"),
-            "--model: expected tiny, minilm or a folder with a Hugging Face model, found 'big'",
+            "--model: expected tiny, minilm, digits or a folder with a Hugging Face model, found 'big'",
         ),
         (
             ("look", "letter.txt"),
@@ -232,8 +232,10 @@ def test_a_trace_of_several_kinds_and_rows(capsys, tmp_path):
     trace.save(path)
     found = json.loads(look(capsys, str(path), "--json"))
     assert len(found["queries"]) == 9 and len(found["heads"]) == 4
-    others = "decoder, self; decoder, cross; rows 1 to 1 of the batch"
-    assert found["notes"] == [WORDS["en"]["note_part"].format(part="encoder, self", others=others)]
+    shown = ["encoder, self", "decoder, self", "decoder, cross"]
+    assert [found["part"], *(part["part"] for part in found["parts"])] == shown
+    others = "rows 1 to 1 of the batch"
+    assert found["notes"] == [WORDS["en"]["note_part"].format(part="; ".join(shown), others=others)]
     # queries and keys of different lengths
     found = gather(trace.cross.row(0), model="x").to_json()
     assert (len(found["queries"]), len(found["keys"])) == (5, 9) and not found["shown"]["profile"]
@@ -424,13 +426,6 @@ def test_a_folder_whose_model_has_no_more_positions(capsys, kept):
     assert mistake(capsys, "look", "x" * 65, "--model", path).startswith(
         "text: 65 tokens, and places has 64 positions; "
     )
-
-
-def test_the_encoder_of_an_encoder_decoder(capsys, kept):
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
-    found = json.loads(look(capsys, SHORT, "--model", str(kept("both", "T5", sizes)), "--json", "--language", "zh"))
-    assert found["notes"] == [WORDS["zh"]["note_encoder"]] and len(found["heads"]) == 8
-    assert float(torch.tensor(found["shown"]["weights"]).triu(1).max()) > 0  # it looks both ways
 
 
 def test_a_model_that_does_not_attend(capsys, kept):

@@ -78,20 +78,18 @@ def test_a_part_of_a_model_first():
 
 
 def test_refuses_what_it_cannot_do_and_changes_nothing():
-    config = transformers.GPTNeoConfig(
-        hidden_size=32, num_layers=2, num_heads=4, vocab_size=50, attention_types=[[["global"], 2]]
-    )
+    config = transformers.ImageGPTConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=64)
 
     class Both(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.one, self.other = small.t5(), transformers.GPTNeoModel(config)
+            self.one, self.other = small.t5(), transformers.ImageGPTModel(config)
 
     model = Both()
     kinds, names = [type(module) for module in model.modules()], implementations(model)
     with pytest.raises(NotImplementedError) as refusal:
         enable(model)
-    assert "other.h.0.attn.attention (GPTNeoSelfAttention)" in str(refusal.value)
+    assert "other.h.0.attn (ImageGPTAttention)" in str(refusal.value)
     assert "no adapter knows it" in str(refusal.value)
     assert ([type(module) for module in model.modules()], implementations(model)) == (kinds, names)
 

@@ -13,6 +13,7 @@ import regard as rg
 from regard.huggingface import enable
 from regard.huggingface.grids import GridBias
 from regard.huggingface.windows import regions
+from regard.watching import listening
 
 pytest.importorskip("transformers")
 
@@ -310,3 +311,40 @@ def test_never_the_size_of_all_pairs():
         with torch.no_grad(), Largest() as largest:
             model(pixel_values=torch.randn(1, 3, 40, 40))
         assert largest.numbers >= 3 * 400 * 400, name
+
+
+LEVIT = {
+    "image_size": 64, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 3, 4], "depths": [1, 2, 1],
+    "key_dim": [8, 8, 8], "attention_ratio": [2, 2, 2], "mlp_ratio": [2, 2, 2], "patch_size": 16,
+    "down_ops": [["Subsample", 8, 2, 4, 2, 2], ["Subsample", 8, 3, 4, 2, 2]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_levit(train):
+    """A grid of 4 x 4, and every second cell of it; heads whose values are longer than their keys."""
+
+    def levit() -> nn.Module:
+        model = make("levit", "LevitModel", **LEVIT)
+        for module in model.modules():  # batch norms: noise has no scale to be divided by
+            if isinstance(module, nn.BatchNorm1d):
+                nn.init.uniform_(module.weight, 0.5, 1.5)
+        return model
+
+    # in eval mode the model keeps its biases once it has looked them up, without their gradient
+    enabled = check_model(levit, pixels(64, 64), train=train, gradients=train, attentions=False, layers=6)
+    assert used(enabled) == {"Unsigned", "UnsignedSubsample"}
+
+
+def test_levit_gives_weights_to_those_who_listen():
+    model = make("levit", "LevitModel", **LEVIT)
+    layer = model.encoder.stages[0].layers[0].module
+    x = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0))
+    parts = layer.queries_keys_values(x).view(2, 16, 2, -1).transpose(1, 2)
+    q, k = parts[..., :8], parts[..., 8:16]
+    want = (q @ k.mT * layer.scale + layer.get_attention_biases(x.device)).softmax(-1)
+    enable(model)
+    heard = []
+    with listening(lambda module, A, v: heard.append(A)):
+        layer(x)
+    assert torch.allclose(heard[0].dense(), want, atol=1e-6)

@@ -43,6 +43,7 @@ FUNCTIONS = {
     "a distance": lambda b, h, q, k: abs(q - k) < 3,
     "far": lambda b, h, q, k: (q - k >= 4) | (k - q > 5),
     "strided": lambda b, h, q, k: q % 3 == k % 3,
+    "chunks": lambda b, h, q, k: torch.div(q, 4, rounding_mode="trunc") == torch.div(k, 4, rounding_mode="floor"),
     "nothing": lambda b, h, q, k: (q < 0) & (k <= q),
 }
 
@@ -101,6 +102,7 @@ def test_what_hides_nothing_is_left_out():
         lambda b, h, q, k: BLOCKS[b, q] <= BLOCKS[b, k],
         lambda b, h, q, k: (q + k) % 2 == 0,
         lambda b, h, q, k: IDS[b, (q + k) % 10] > 0,
+        lambda b, h, q, k: torch.clamp(q, max=4) == k,
     ],
 )
 def test_what_cannot_be_described_is_asked_for_every_pair_and_said(function, caplog):

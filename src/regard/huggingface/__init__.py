@@ -17,16 +17,20 @@ term is built densely, or that know one implementation only, are run by an adapt
 | interface | the attention function that transformers calls by name |
 | masks, symbols | its masks as descriptions, read off functions of indices |
 | adapter | how a module is given another class, and its own back |
-| position_bias | T5's buckets: T5, MT5, UMT5, Switch, MPNet |
+| running | says which layers no fast engine takes, and why |
+| position_bias | T5's buckets: T5, MT5, UMT5, Switch, LongT5, MPNet |
 | disentangled | DeBERTa, SEW-D |
 | slopes | ALiBi: Bloom, MPT |
-| relative_key | Shaw's term: Wav2Vec2-BERT, SeamlessM4T v2, SpeechT5, VITS |
-| transformer_xl | Wav2Vec2-Conformer, Parakeet, SeamlessM4T, FastSpeech2-Conformer |
+| relative_key | Shaw's term: Wav2Vec2-BERT, SeamlessM4T v2, SpeechT5, VITS, Inkling |
+| transformer_xl | Wav2Vec2-Conformer, Parakeet, Nemotron-ASR, SeamlessM4T, FastSpeech2-Conformer |
+| segments | who is in one segment: XLNet, Funnel, CPM-Ant |
+| boxes | distances on a page: LayoutLMv2, LayoutLMv3 |
 | gated | WavLM |
 | windows | Swin and its kin, both versions |
-| grids | BEiT and its kin |
+| grids | BEiT and its kin, LeViT |
 | decomposed | SAM and its kin |
-| plain, multihead | attention without a term: Falcon, torch.nn.MultiheadAttention |
+| classic | attention without a term, as BERT's was: MegatronBERT, RemBERT, RoFormer, TAPAS, CANINE, ViLT ... |
+| plain, multihead | the same: Falcon, GPT-J, CodeGen, GPT-Neo, torch.nn.MultiheadAttention |
 | sequence | what adapters of sequences share |
 """
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..matrix import AttentionMatrix
 from ..watching import attended
+from .running import notice
 
 
 class Adapter:
@@ -26,9 +27,15 @@ class Adapter:
         """Why this module cannot be run on regard, in a sentence; None when it can."""
         return None
 
+    @classmethod
+    def sample(cls, module: nn.Module) -> AttentionMatrix | None:
+        """An A of a few tokens with this module's terms, to ask what would run it; None where that needs its input."""
+        return None
+
     def look(self, A: AttentionMatrix, v: Tensor) -> Tensor:
         """A @ v, told to who records."""
         attended(self, A, v)  # type: ignore[arg-type]
+        notice(self, A, v.shape[-2])  # type: ignore[arg-type]
         return A @ v
 
     def __reduce_ex__(self, protocol: Any) -> tuple:

@@ -17,12 +17,14 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from .adapter import Adapter, is_swapped, name_of, restore, swap
+from .running import forget, notice, said
 
 #: files of this package that hold no adapter
-_NO_PATTERN = {"adapter", "enabling", "interface", "masks", "sequence", "symbols"}
+_NO_PATTERN = {"adapter", "enabling", "interface", "masks", "running", "sequence", "symbols"}
 
 
 class Layer(NamedTuple):
@@ -37,6 +39,12 @@ class Layer(NamedTuple):
         if self.adapter is None:
             return "attention interface"
         return f"adapter {self.adapter.__module__.rpartition('.')[2]}.{self.adapter.__name__}"
+
+    @property
+    def line(self) -> str:
+        """What runs it, and why slowly if so."""
+        slow = said(self.module)
+        return f"{_class_of(self.module).__name__}, {self.how}" + (f"; slow here: {slow}" if slow else "")
 
 
 class Enabled:
@@ -57,6 +65,8 @@ class Enabled:
                 if layer.adapter is not None and not is_swapped(layer.module):
                     swap(layer.module, layer.adapter)
                     self._swapped.append(layer.module)
+                forget(layer.module)
+                self._foresee(layer)
             for config in configs_of(self.model):
                 before = config._attn_implementation_internal
                 if before != NAME:
@@ -65,6 +75,15 @@ class Enabled:
         except BaseException:
             self.disable()
             raise
+
+    def _foresee(self, layer: Layer) -> None:
+        """Say that a layer will be slow, where that is known before it runs."""
+        if layer.adapter is None or any(p.is_meta for p in layer.module.parameters()):
+            return
+        with torch.no_grad():
+            sample = layer.adapter.sample(layer.module)
+        if sample is not None:
+            notice(layer.module, sample, sample.shape[-1])
 
     def disable(self) -> None:
         """Put back what this enabled, in reverse order."""
@@ -88,7 +107,7 @@ class Enabled:
     def __str__(self) -> str:
         width = max(len(layer.path) for layer in self.layers)
         lines = [f"{type(self.model).__name__}: {len(self.layers)} attention modules on regard"]
-        lines += [f"  {layer.path:<{width}}  {_class_of(layer.module).__name__}, {layer.how}" for layer in self.layers]
+        lines += [f"  {layer.path:<{width}}  {layer.line}" for layer in self.layers]
         return "\n".join(lines)
 
 

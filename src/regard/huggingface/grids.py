@@ -1,4 +1,4 @@
-"""Attention over all patches of an image with a learned table and a class token: BEiT and Data2VecVision.
+"""Attention over all patches of an image with a learned table: BEiT and Data2VecVision with a class token; LeViT.
 
     logit[i, j] = q_i·k_j / √dim + b[head, δ]      with three more entries: from the class token, to it, and to itself
 
@@ -8,10 +8,14 @@ this bias to its mask where it has one: so it knows how to be added.
 
 The published code reads a table of h x w displacements as one of w x h before it resizes it. On a square that changes
 nothing; on another grid we do what it does, so that outputs are those of the model.
+
+LeViT's table knows distances without a sign, b[head, |δ_row|, |δ_col|]; where it makes an image smaller, its queries
+are some of the cells of its keys.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..features import Cells
-from ..geometry import Grid
+from ..geometry import Grid, Points
 from ..matrix import AttentionMatrix, attention
 from ..position import Position, Static
 from .adapter import Adapter
@@ -164,3 +168,61 @@ def matrix(q: Tensor, k: Tensor, bias: GridBias | None, mask: Any, scale: float,
     terms = [term for term in (None if bias is None else bias.position(), given.bias) if term is not None]
     geometry = None if bias is None else Grid(*bias.grid, unplaced=1)
     return attention(q, k, scale=scale, position=terms, geometry=geometry, mask=given.mask, dropout=dropout)
+
+
+class Unsigned(Adapter):
+    """LeViT: a bias by how many rows and columns lie between, whichever way. Gives the output alone."""
+
+    classes: ClassVar[tuple[str, ...]] = ("levit.LevitAttention",)
+    # of the module itself
+    num_attention_heads: int
+    attention_ratio: int
+    key_dim: int
+    scale: float
+    attention_biases: Tensor  # [heads, pairs of distances]
+    attention_bias_idxs: Tensor  # [queries, keys]
+    queries_keys_values: Any
+    projection: Any
+    activation: Any
+
+    def forward(self, hidden_state: Tensor) -> Tensor:
+        parts = self.queries_keys_values(hidden_state).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
+        q, k, v = parts.split([self.key_dim, self.key_dim, self.attention_ratio * self.key_dim], dim=-1)
+        side = math.isqrt(k.shape[-2])
+        return self.attend(q, k, v, Grid(side, side), side)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, geometry: Any, side: int) -> Tensor:
+        A = attention(q, k, scale=self.scale, position=self.by_distance(side), geometry=geometry)
+        return self.projection(self.activation(self.look(A, v).transpose(1, 2).flatten(-2)))
+
+    def by_distance(self, side: int) -> Static:
+        """The first query is in the corner: its row names the bias of every distance."""
+        away = torch.arange(1 - side, side, device=self.attention_biases.device).abs()
+        entries = self.attention_bias_idxs[0][(away[:, None] * side + away).flatten()]
+        return Static(Cells(side, side), readout=self.attention_biases[:, entries])
+
+
+class UnsignedSubsample(Unsigned):
+    """The same where the queries are every stride-th row and column of the keys."""
+
+    classes = ("levit.LevitAttentionSubsample",)
+    resolution_out: int
+    keys_values: Any
+    queries: Any
+    queries_subsample: Any
+
+    def forward(self, hidden_state: Tensor) -> Tensor:
+        heads = self.num_attention_heads
+        parts = self.keys_values(hidden_state).unflatten(-1, (heads, -1)).transpose(1, 2)
+        k, v = parts.split([self.key_dim, self.attention_ratio * self.key_dim], dim=-1)
+        q = self.queries(self.queries_subsample(hidden_state)).unflatten(-1, (heads, -1)).transpose(1, 2)
+        side = math.isqrt(k.shape[-2])
+        keys = cells(side, 1, k.device)
+        queries = cells(self.resolution_out, self.queries_subsample.stride, k.device)
+        return self.attend(q, k, v, (Points(queries), Points(keys)), side)
+
+
+def cells(side: int, stride: int, device: torch.device) -> Tensor:
+    """Rows and columns of a square, [side * side, 2]."""
+    at = torch.arange(side, device=device) * stride
+    return torch.cartesian_prod(at, at)

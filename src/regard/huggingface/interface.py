@@ -17,6 +17,7 @@ from ..matrix import AttentionMatrix, attention
 from ..position import Position
 from ..watching import attended
 from .masks import Described, Read, bias_term, read
+from .running import notice
 
 #: the name in config._attn_implementation; transformers looks for "flash", "sdpa" and others inside names
 NAME = "regard"
@@ -40,7 +41,7 @@ def matrix_of(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
+    position_bias: Any = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
     **kwargs: Any,
@@ -64,8 +65,11 @@ def matrix_of(
         seen = seen.also(documents(ids[0], ids[1]))
     terms: list[Position] = [] if seen.bias is None else [seen.bias]
     if position_bias is not None:
-        bias = position_bias[..., :k_len] if position_bias.shape[-1] > k_len else position_bias
-        terms.append(bias_term(bias, q_len, k_len, seen.q_start, seen.k_start))
+        if isinstance(position_bias, Tensor):
+            bias = position_bias[..., :k_len] if position_bias.shape[-1] > k_len else position_bias
+            terms.append(bias_term(bias, q_len, k_len, seen.q_start, seen.k_start))
+        else:  # an adapter made it, and knows its term
+            terms.append(position_bias.term())
     return attention(
         query,
         key,
@@ -95,7 +99,45 @@ def attend(
     """What transformers calls: (A @ v as [batch, q_len, heads, v_dim], A)."""
     A = matrix_of(module, query, key, attention_mask, **kwargs)
     attended(module, A, value)
-    return (A @ value).transpose(1, 2).contiguous(), A
+    if is_ready(module, attention_mask, **kwargs):
+        out = ready_product(module, query, key, value, attention_mask, **kwargs)
+    else:
+        notice(module, A, key.shape[2])
+        out = A @ value
+    return out.transpose(1, 2).contiguous(), A
+
+
+def is_ready(
+    module: nn.Module, attention_mask: Any, position_bias: Any = None, softcap: float | None = None,
+    s_aux: Tensor | None = None, cu_seq_lens_q: Tensor | None = None, **kwargs: Any,
+) -> bool:  # fmt: skip
+    """Whether a bias comes ready for every pair: PyTorch then multiplies, as fast as in the model; A is to look at.
+
+    What a mask would say that is not there, or that is told in other ways, is left to A.
+    """
+    if not isinstance(position_bias, Tensor) or position_bias.shape[-2] == 1:
+        return False
+    return attention_mask is not None and softcap is None and s_aux is None and cu_seq_lens_q is None
+
+
+def ready_product(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *, position_bias: Tensor,
+    scaling: float | None = None, dropout: float = 0.0, **kwargs: Any,
+) -> Tensor:  # fmt: skip
+    """A @ v with the bias as PyTorch's own mask of numbers."""
+    k_len = key.shape[2]
+    bias = position_bias[..., :k_len]
+    mask = attention_mask
+    if isinstance(mask, Described):
+        mask = None if mask.mask is None else mask.dense()
+    if mask is not None:
+        mask = mask[..., :k_len]
+        hidden = mask.dtype == torch.bool
+        bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min) if hidden else bias + mask
+    return nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=bias.to(query.dtype), scale=scaling,
+        dropout_p=dropout if module.training else 0.0, enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
 
 
 def register() -> None:

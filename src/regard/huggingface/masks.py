@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from ..features import Clipped, Constant
 from ..masks import Mask, _And, _Causal, _Dense, _Lengths, _Not, _Or, _Same, _Window, dense, lengths
 from ..position import FromKey, FromQuery, Position
 from .symbols import Undescribed, found
+
+if TYPE_CHECKING:
+    from ..matrix import AttentionMatrix
 
 log = logging.getLogger("regard")
 
@@ -111,6 +114,13 @@ class Described:
 
     __radd__ = __and__ = __or__ = __mul__ = __add__
 
+    def __invert__(self) -> Hidden:
+        return Hidden(self)
+
+    def blind(self) -> Tensor:
+        """[batch, 1, q_len], True for queries that may look at nothing."""
+        return self._all_alike().lse == -torch.inf
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -118,11 +128,14 @@ class Described:
 
     def dense(self) -> Tensor:
         """[batch, 1, q_len, k_len], True where a query may look. Takes N x N booleans."""
+        return self._all_alike().logits.dense(force=True) > -torch.inf
+
+    def _all_alike(self) -> AttentionMatrix:
+        """An A in which a query looks at all keys alike that the mask shows it."""
         from ..matrix import attention
 
         q, k = (torch.zeros(self.batch, 1, n, 1, device=self.device) for n in (self.q_len, self.k_len))
-        A = attention(q, k, mask=self.mask, q_start=self.starts[0], k_start=self.k_start)
-        return A.logits.dense(force=True) > -torch.inf
+        return attention(q, k, mask=self.mask, q_start=self.starts[0], k_start=self.k_start)
 
     @property
     def starts(self) -> tuple[int | Tensor, int]:
@@ -130,6 +143,20 @@ class Described:
 
     def __repr__(self) -> str:
         return f"Described({'all' if self.mask is None else self.mask}, {self.batch} x {self.q_len} x {self.k_len})"
+
+
+class Hidden:
+    """The pairs that a description hides, as a model asks for them: torch.all(~mask, dim=-1), and nothing else."""
+
+    def __init__(self, shown: Described):
+        self.shown = shown
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Tensor:
+        given = {"dim": args[1]} if len(args) == 2 else kwargs or {}
+        if func is not torch.all or given != {"dim": -1} or len(args) > 2:
+            raise args[0].shown._refusal(f"{getattr(func, '__name__', func)} of what is hidden")
+        return args[0].shown.blind()
 
 
 def _from_the_first(part: Any) -> bool:
@@ -216,19 +243,27 @@ def additive(values: Tensor, q_len: int, k_len: int) -> Read:
 def bias_term(values: Tensor, q_len: int, k_len: int, q_start: int | Tensor = 0, k_start: int = 0) -> Position:
     """A ready bias [batch or 1, heads or 1, q_len or 1, k_len] as a term, with its gradient.
 
-    The same for every query, it is read from the keys. Otherwise each query reads its own row by displacement, which
-    takes N x (2N - 1) numbers: adapters that describe how the bias is made do without.
+    The same for every query, it is read from the keys. Otherwise each query reads its own row by displacement: a view
+    of the bias with its keys the other way round, so that it is kept once more and not twice over. To multiply or look
+    at such an A takes (q_len + k_len)² numbers: adapters that describe how the bias is made do without.
     """
     if values.shape[-2] == 1:
         one = torch.ones(1, 1, 1, dtype=values.dtype, device=values.device)
         return FromKey(Constant(), weight=one).bind(key=values.mT)
-    say_once(f"a dense bias {list(values.shape)} is added as it is: it takes N x N, which an adapter would avoid")
+    say_once("a bias is handed over for every pair: it takes N x N, and its A is slow to look at; no adapter knows it")
     # displacements reach from -right to left; entry right + i - j of query i is its bias for key j
     shift = q_start - k_start
     if isinstance(shift, Tensor):  # a static cache: anywhere among the keys
         left, right = q_len + k_len - 1, k_len - 1
     else:
         left, right = max(q_len - 1 + shift, 0), max(k_len - 1 - shift, 0)
+        if left + right + 1 == q_len + k_len - 1:
+            # entry d of query i is for key k_len - 1 + i - d, and lies there when row i is moved i places to the left;
+            # entries that belong to no key are its neighbours', and no pair reads them
+            turned = values.expand(*values.shape[:2], q_len, k_len).flip(-1).contiguous()
+            steps = (*turned.stride()[:2], k_len - 1, 1)
+            by_displacement = turned.as_strided((*turned.shape[:2], q_len, q_len + k_len - 1), steps)
+            return FromQuery(Clipped(left, right)).bind(query=by_displacement)
     rows = torch.arange(q_len, device=values.device)[:, None] + shift
     j = rows + right - torch.arange(left + right + 1, device=values.device)
     by_displacement = values.gather(-1, j.clamp(0, k_len - 1).expand(*values.shape[:2], -1, -1))

@@ -1,6 +1,6 @@
-"""Attention without a relative term in modules that compute it by themselves: Falcon, with rotary positions.
+"""Attention without a relative term in modules that compute it by themselves: Falcon, GPT-J, CodeGen and GPT-Neo.
 
-    logit[i, j] = rot(q_i)·rot(k_j) / √dim
+    logit[i, j] = rot(q_i)·rot(k_j) / √dim          GPT-Neo: q_i·k_j
 
 Falcon chooses its class from a dictionary and asks no interface. Its ALiBi variant adds the bias into a dense mask that
 the model makes, once for its sdpa and twice for its eager attention, and is refused.
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from ..masks import Mask, causal, window
 from ..matrix import AttentionMatrix, attention
 from .adapter import Adapter
 from .sequence import joined, past_length, seen
@@ -56,3 +57,44 @@ class Falcon(Adapter):
             k, v = layer_past.update(k, v, self.layer_idx)
         A = attention(q, k, scale=self.inv_norm_factor, **seen(attention_mask, q, k, start=start))
         return self.dense(joined(self.look(A, v))), A
+
+
+class Core(Adapter):
+    """GPT-J and CodeGen: only the core is ours, after q and k have been turned and the cache has them."""
+
+    classes: ClassVar[tuple[str, ...]] = ("gptj.GPTJAttention", "codegen.CodeGenAttention")
+    training: bool
+    attn_dropout: nn.Dropout
+    scale_attn: Tensor
+
+    def _attn(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None
+    ) -> tuple[Tensor, AttentionMatrix]:
+        how = seen(attention_mask, query, key, start=key.shape[2] - query.shape[2])
+        own = self.own_mask()
+        if own is not None:
+            how["mask"] = own if how["mask"] is None else how["mask"] & own
+        dropped = self.attn_dropout.p if self.training else 0.0
+        A = attention(query, key, scale=self.own_scale(), dropout=dropped, **how)
+        return self.look(A, value), A
+
+    def own_scale(self) -> float:
+        return 1.0 / float(self.scale_attn)
+
+    def own_mask(self) -> Mask | None:
+        """What the module hides besides the model's mask."""
+        return None
+
+
+class NeoCore(Core):
+    """GPT-Neo: no scale, and every other layer in a window."""
+
+    classes = ("gpt_neo.GPTNeoSelfAttention",)
+    config: Any
+    attention_type: str
+
+    def own_scale(self) -> float:
+        return 1.0
+
+    def own_mask(self) -> Mask:
+        return causal & window(self.config.window_size - 1) if self.attention_type == "local" else causal

@@ -6,6 +6,9 @@ The models look the table up for every pair, [1, heads, q_len, k_len], in the fi
 others. Here the first layer hands on the table itself, and how it is read; each layer makes its term of it, so that the
 table's gradient is the sum over all layers, as in the model. UMT5 has a table in every layer. Cross-attention has no
 bias: there the models add zeros of full size, and here there is nothing to add.
+
+LongT5's local attention is the same within a window. The model cuts it into blocks, each looking at three; here it is
+one A, whose mask is a window, so that its weights are [batch, heads, length, length] and not in blocks.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from ..features import Buckets
+from ..masks import Mask, window
 from ..matrix import AttentionMatrix, attention
 from ..position import Static
 from .adapter import Adapter
+from .masks import of_keys
 from .sequence import joined, keys_and_values, past_length, seen, split
 
 
@@ -119,6 +124,74 @@ class OwnBias(SharedBias):
     ) -> tuple[Tensor, AttentionMatrix]:
         bias = self.own_bias() if self.has_relative_attention_bias else None
         return self.run(hidden_states, encoder_hidden_states, past_key_values, attention_mask, bias)
+
+
+class Local(NamedTuple):
+    """What travels from layer to layer of LongT5's encoder: the bias, and which keys a query may look at."""
+
+    bias: Bias | None
+    mask: Mask
+
+
+class LocalBias(Adapter):
+    """LongT5's local attention; gives (output, what the layers hand on) and A, when asked for."""
+
+    classes = ("longt5.LongT5LocalAttention",)
+    training: bool
+    is_decoder: bool
+    has_relative_attention_bias: bool
+    relative_attention_bias: nn.Embedding
+    relative_attention_max_distance: int
+    local_radius: int
+    block_len: int
+    n_heads: int
+    dropout: float
+    q: nn.Linear
+    k: nn.Linear
+    v: nn.Linear
+    o: nn.Linear
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        position_bias: Local | None = None,
+        output_attentions: bool = False,
+    ) -> tuple:
+        if position_bias is None:
+            position_bias = Local(self.own_bias(), self.near(mask, hidden_states.shape[1]))
+        q, k, v = (split(to(hidden_states), self.n_heads) for to in (self.q, self.k, self.v))
+        A = attention(
+            q, k, scale=1.0, dropout=self.dropout if self.training else 0.0, mask=position_bias.mask,
+            position=None if position_bias.bias is None else position_bias.bias.term(),
+        )  # fmt: skip
+        out = self.o(joined(self.look(A, v)))
+        return (out, position_bias, A) if output_attentions else (out, position_bias)
+
+    def own_bias(self) -> Bias | None:
+        if not self.has_relative_attention_bias:
+            return None
+        return Bias(self.relative_attention_bias.weight, self.relative_attention_max_distance, not self.is_decoder)
+
+    def near(self, mask: Tensor | None, length: int) -> Mask:
+        """A window of the radius on either side, and no padding."""
+        near = window(self.local_radius, self.local_radius)
+        if mask is None:
+            return near
+        # [batch, 1, blocks, block, 3 blocks]: a token is real where it may look at itself, in the middle block
+        own = mask[:, 0, :, :, self.block_len : 2 * self.block_len].diagonal(dim1=-2, dim2=-1)
+        keys = of_keys(own.flatten(1)[:, :length] > 0, 0)
+        return near if keys is None else near & keys
+
+
+class SideTokens(Adapter):
+    """LongT5's other attention, which is refused."""
+
+    classes = ("longt5.LongT5TransientGlobalAttention",)
+
+    @classmethod
+    def refuses(cls, module: nn.Module) -> str | None:
+        return "beside a window it has side tokens, made of blocks, with a bias of their own that no term describes"
 
 
 class EncoderBias(Adapter):

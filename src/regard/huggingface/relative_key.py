@@ -1,9 +1,10 @@
-"""Shaw's relative keys: Wav2Vec2-BERT, SeamlessM4T v2, SpeechT5, and VITS, which has relative values too.
+"""Shaw's relative keys: Wav2Vec2-BERT, SeamlessM4T v2, SpeechT5, VITS, which has relative values too, and Inkling.
 
     logit[i, j] = q_i·(k_j + R[clip(j - i)]) / √dim          VITS: y_i = Σ_j A[i, j] (v_j + S[j - i]), nothing beyond
 
 The models gather R for every pair, a tensor of length x length x dim; here it stays a table. VITS skews dense matrices
-there and back; here its values take the weights near the diagonal (`A.band`).
+there and back; here its values take the weights near the diagonal (`A.band`). Inkling's term reads a query of its own,
+for keys that are less than so many places back: r_i·P[i - j].
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from ..features import Clipped, Table
 from ..matrix import AttentionMatrix, attention
-from ..position import FromQuery
+from ..position import FromQuery, Position
 from .adapter import Adapter
 from .sequence import joined, keys_and_values, past_length, seen, split
 
@@ -83,6 +84,40 @@ class RelativeKeys(Adapter):
             **seen(attention_mask, q, k, term, start=start),
         )  # fmt: skip
         return self.out_proj(joined(self.look(A, v))), A if output_attentions else None
+
+
+class Profile(NamedTuple):
+    """Inkling's bias, by query and distance to earlier keys, instead of by pair. The model scales it first."""
+
+    rows: Tensor  # [batch, heads, q_len, extent], for key 0, 1, .. places before the query; beyond there is nothing
+
+    @property
+    def dtype(self) -> Any:
+        return self.rows.dtype
+
+    def float(self) -> Profile:
+        return Profile(self.rows.float())
+
+    def to(self, dtype: Any) -> Profile:
+        return Profile(self.rows.to(dtype))
+
+    def __mul__(self, factor: Tensor) -> Profile:  # type: ignore[override]
+        return Profile(self.rows * factor)
+
+    def term(self) -> Position:
+        """A number of 0 at either end, where the bins are clipped to."""
+        reach = self.rows.shape[-1]
+        return FromQuery(Clipped(reach, 1)).bind(query=nn.functional.pad(self.rows, (1, 1)))
+
+
+class Profiles(Adapter):
+    """Inkling's r_q·P; its attention goes through the interface, which takes what this hands on."""
+
+    classes = ("inkling.InklingRelativeLogits",)
+    proj: nn.Parameter
+
+    def forward(self, relative_states: Tensor, query_positions: Tensor, key_positions: Tensor) -> Profile:
+        return Profile((relative_states @ self.proj).transpose(1, 2))
 
 
 class RelativeValues(Adapter):

@@ -34,6 +34,14 @@ class Side:
         self.values, self.of, self.place = values, of, place  # of: "q", "k" or "" (neither)
         self.device, self.dtype = values.device, values.dtype
 
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """A division that is cut off, of numbers that are not negative, is one that is rounded down."""
+        whole = (kwargs or {}).get("rounding_mode") in ("trunc", "floor")
+        if func is torch.div and whole and isinstance(args[0], Side):
+            return args[0] // args[1]
+        raise Undescribed(f"torch.{getattr(func, '__name__', func)} of an index")
+
     def to(self, *args: Any, **kwargs: Any) -> Side:
         return self
 

@@ -22,25 +22,26 @@ from .sequence import joined, seen, split
 
 
 class Rows(Feature):
-    """R as given: for each head a row for each displacement from reach down to -reach, as the models have them."""
+    """R as given: for each head a row for each displacement, from `first` down, as the models have them."""
 
     values: Tensor
 
-    def __init__(self, values: Tensor):
+    def __init__(self, values: Tensor, first: int | None = None):
         super().__init__()
         self.heads, self.count, self.dim = values.shape
+        self.first = self.count // 2 if first is None else first
         self.register_buffer("values", values, persistent=False)
 
     def forward(self, delta: Tensor) -> Tensor:
-        at = self.count // 2 - delta[..., 0]
+        at = self.first - delta[..., 0]
         return self.values.index_select(1, at.reshape(-1)).unflatten(1, at.shape)
 
     def check(self, lo: Any, hi: Any) -> None:
-        reach = self.count // 2
-        if lo[0] < -reach or hi[0] > reach:
+        least = self.first - self.count + 1
+        if lo[0] < least or hi[0] > self.first:
             raise ValueError(
-                f"position: the model gives embeddings of displacements {-reach} to {reach}, but the sequence reaches "
-                f"from {lo[0]} to {hi[0]}"
+                f"position: the model gives embeddings of displacements {least} to {self.first}, but the sequence "
+                f"reaches from {lo[0]} to {hi[0]}"
             )
 
     def extra_repr(self) -> str:
@@ -50,7 +51,19 @@ class Rows(Feature):
 def transformer_xl(places: Tensor, project: nn.Module, u: Tensor, v: Tensor, scale: float) -> Terms:
     """Both terms from a model's embeddings [1 or batch, 2 length - 1, width], which begin with the earliest key."""
     rows = split(project(places[:1]), len(u))[0]  # [heads, 2 length - 1, dim]; the batch only repeats them
+    return both(rows, u, v, scale)
+
+
+def both(rows: Tensor, u: Tensor, v: Tensor, scale: float) -> Terms:
+    """(q·W R + u·k + v·W R) from W R as it is."""
     return Terms([FromKey(Constant(), weight=u[..., None], scale=scale), FromQuery(Rows(rows), offset=v, scale=scale)])
+
+
+def three_tokens(u: Tensor, v: Tensor) -> AttentionMatrix:
+    """A small A with both terms."""
+    heads, dim = u.shape
+    q = u.new_zeros(1, heads, 3, dim)
+    return attention(q, q, position=both(u.new_zeros(heads, 5, dim), u, v, 1.0))
 
 
 class Conformer(Adapter):
@@ -76,6 +89,16 @@ class Conformer(Adapter):
     pos_bias_v: nn.Parameter
     dropout: nn.Dropout
     _apply_rotary_embedding: Any
+
+    @classmethod
+    def sample(cls, module: Any) -> AttentionMatrix | None:
+        if module.position_embeddings_type == "relative":
+            return three_tokens(module.pos_bias_u, module.pos_bias_v)
+        if module.position_embeddings_type != "relative_key":
+            return None
+        rows = module.distance_embedding.weight
+        q = rows.new_zeros(1, module.num_heads, 3, rows.shape[-1])
+        return attention(q, q, position=clipped(module))
 
     def forward(
         self,
@@ -122,32 +145,53 @@ class FastConformer(Adapter):
     bias_u: nn.Parameter
     bias_v: nn.Parameter
 
+    @classmethod
+    def sample(cls, module: Any) -> AttentionMatrix:
+        return three_tokens(module.bias_u, module.bias_v)
+
     def forward(
         self, hidden_states: Tensor, position_embeddings: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, AttentionMatrix]:
         if attention_mask is not None:
             # real queries times real keys, [batch, 1, length, length]: its diagonal says which are real
             attention_mask = attention_mask.diagonal(dim1=-2, dim2=-1).squeeze(1)
+        return self.attend(*self.projected(hidden_states), position_embeddings, attention_mask)
+
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (
-            to(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for to in (self.q_proj, self.k_proj, self.v_proj)
+            to(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for to in (self.q_proj, self.k_proj, self.v_proj)
         )
-        term = transformer_xl(position_embeddings, self.relative_k_proj, self.bias_u, self.bias_v, self.scaling)
+        return q, k, v
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, places: Tensor, mask: Any, start: int | None = None
+    ) -> tuple[Tensor, AttentionMatrix]:
+        term = transformer_xl(places, self.relative_k_proj, self.bias_u, self.bias_v, self.scaling)
         A = attention(
             q, k, scale=self.scaling, dropout=self.attention_dropout if self.training else 0.0,
-            **seen(attention_mask, q, k, term),
+            **seen(mask, q, k, term, start=start),
         )  # fmt: skip
         return self.o_proj(joined(self.look(A, v))), A
 
 
-class StreamingConformer(Adapter):
-    """Nemotron's, which is refused: its encoder computes with the mask, which here is no tensor."""
+class StreamingConformer(FastConformer):
+    """Nemotron's: Parakeet with a cache; its mask shows whole chunks of keys. Gives (output, A)."""
 
     classes = ("nemotron_asr_streaming.NemotronAsrStreamingEncoderAttention",)
+    layer_idx: int
 
-    @classmethod
-    def refuses(cls, module: nn.Module) -> str | None:
-        return "its encoder asks its N x N mask for the rows that see nothing, which a description cannot be asked"
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Tensor,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, AttentionMatrix]:
+        q, k, v = self.projected(hidden_states)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        return self.attend(q, k, v, position_embeddings, attention_mask, start=k.shape[2] - q.shape[2])
 
 
 class SpeakingConformer(Adapter):
@@ -165,6 +209,10 @@ class SpeakingConformer(Adapter):
     pos_bias_u: nn.Parameter
     pos_bias_v: nn.Parameter
     dropout: nn.Dropout
+
+    @classmethod
+    def sample(cls, module: Any) -> AttentionMatrix:
+        return three_tokens(module.pos_bias_u, module.pos_bias_v)
 
     def forward(
         self,

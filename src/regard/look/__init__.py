@@ -3,6 +3,7 @@
 | file | what it does |
 |---|---|
 | report | what is printed |
+| parts | encoder, decoder, and the one's look at the other |
 | steps | what stands on the screen meanwhile |
 | doctor | what is usable on this machine |
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ from ..views.findings import Findings, gather
 from ..views.fonts import package_for
 from ..views.words import says
 from ..watching import listening
+from .parts import Part, absent, open_pair, parts_of
 from .report import Report
 from .steps import Step, steps
 
@@ -48,27 +51,38 @@ def look(request: Request, console: Console) -> None:
     say = says(request.language)
     _check_paths(request)
     with steps() as step:
-        trace, findings = _found(request, step, say)
+        trace, shown = _found(request, step, say)
         done = []
         if request.save is not None:
             _written(request.save, trace.save)
             done.append(say("saved", path=request.save, size=_size(request.save)))
         if request.out is not None:
             step(say("drawing"))
-            findings.notes += _draw(request.out, findings, request.language, say)
-            done.append(say("wrote", path=request.out, size=_size(request.out)))
+            for path in _draw(request.out, shown, request.language, say):
+                done.append(say("wrote", path=path, size=_size(path)))
     if request.json:
-        print(json.dumps(document(findings), ensure_ascii=False))
+        print(json.dumps(document(shown), ensure_ascii=False))
         return
-    report = Report(console, findings, request.language)
-    report.show()
+    several = len(shown) > 1
+    for part, findings in shown:
+        report = Report(console, findings, request.language)
+        report.show(part.heading(request.language) if several else None, first=findings is shown[0][1])
     for sentence in done or [say("next")]:
         report.words(sentence)
 
 
-def document(findings: Findings) -> dict[str, Any]:
-    """Findings for programs, with who made them."""
-    return {"regard": __version__, **findings.to_json()}
+#: a part of what a model looks at, and what there is to say about it
+Shown = list[tuple[Part, Findings]]
+
+
+def document(shown: Shown) -> dict[str, Any]:
+    """Findings for programs, with who made them: the first part, and the others under "parts"."""
+    (first, findings), *rest = shown
+    found = {"regard": __version__, **findings.to_json()}
+    if rest:
+        found["part"] = first.name
+        found["parts"] = [{"part": part.name, **more.to_json()} for part, more in rest]
+    return found
 
 
 def _check_paths(request: Request) -> None:
@@ -80,36 +94,33 @@ def _check_paths(request: Request) -> None:
             raise ValueError(f"{name}: there is no folder {str(Path(path).parent)!r}")
 
 
-def _found(request: Request, step: Step, say: Callable[..., str]) -> tuple[Trace, Findings]:
+def _found(request: Request, step: Step, say: Callable[..., str]) -> tuple[Trace, Shown]:
     text = subjects.read_text(request.text)
     notes: list[str] = []
     if isinstance(text, Path):
         trace, name, said = Trace.open(text), text.name, None
-        part, others = _one_kind(trace)
-        first = part.looks[0]
-        notes = [say("note_part", part=f"{first.stack}, {first.kind}", others="; ".join(others))] if others else []
     else:
         step(say("opening"))
-        subject = subjects.open_model(request.model, text)
+        pair = open_pair(request.model, text)
+        subject = subjects.open_model(request.model, text) if pair is None else pair[0]
         told = step(say("reading"))
         trace, name, said = _recorded(subject, told), subject.name, text
         notes = [say(key, **numbers) for key, numbers in subject.notes]
-        part = trace
+        notes += [] if pair is None else [pair[1].sentence(request.language)]
+    parts, others = parts_of(trace)
+    if others:
+        notes.append(say("note_part", part="; ".join(part.name for part in parts), others="; ".join(others)))
     told = step(say("looking"))
-    findings = gather(part, model=name, text=said, layer=request.layer, head=request.head, report=told)
-    findings.notes += [*notes, *trace.notes]
-    return trace, findings
-
-
-def _one_kind(trace: Trace) -> tuple[Trace, list[str]]:
-    """One stack, kind, run and batch row of a trace, for a look is about one text; and what is left out."""
-    first = trace.looks[0]
-    part = trace.only(stack=first.stack, kind=first.kind, run=first.run)
-    there = dict.fromkeys((look.stack, look.kind, look.run) for look in trace.looks)
-    others = [f"{stack}, {kind}" + f", run {run}" * bool(run) for stack, kind, run in list(there)[1:]]
-    if first.batch == 1:
-        return part, others
-    return part.row(0), [*others, f"rows 1 to {first.batch - 1} of the batch"]
+    asked = [part for part in parts if part.holds(request.layer, request.head)] or parts  # else each says what it has
+    shown: Shown = []
+    for part in parts:
+        layer, head = (request.layer, request.head) if part in asked else (None, None)
+        findings = gather(part.trace, model=name, text=said, layer=layer, head=head, report=told)
+        if part not in asked:
+            findings.notes.append(absent(request.layer, request.head, request.language))
+        shown.append((part, findings))
+    shown[0][1].notes += [*notes, *trace.notes]
+    return trace, shown
 
 
 def _recorded(subject: subjects.Subject, told: Callable[[int, int], None]) -> Trace:
@@ -130,20 +141,26 @@ def _recorded(subject: subjects.Subject, told: Callable[[int, int], None]) -> Tr
     return trace
 
 
-def _draw(path: str, findings: Findings, language: str, say: Callable[..., str]) -> list[str]:
-    """Write a picture, a page or numbers; what is to be said about it."""
+def _draw(path: str, shown: Shown, language: str, say: Callable[..., str]) -> list[str]:
+    """Write a picture or a page of each part, or numbers of all; gives their names."""
     ending = Path(path).suffix.lower()
     if ending == ".json":
-        text = json.dumps(document(findings), ensure_ascii=False, indent=1)
+        text = json.dumps(document(shown), ensure_ascii=False, indent=1)
         _written(path, lambda p: Path(p).write_text(text + "\n", encoding="utf-8"))
-    elif ending == ".html":
-        text = page.page(findings, language)
-        _written(path, lambda p: Path(p).write_text(text, encoding="utf-8"))
-    else:
-        missing = _written(path, lambda p: figure.draw(findings, p, language))
+        return [path]
+    names = [path]
+    for part, _ in shown[1:]:
+        names.append(str(Path(path).with_stem(f"{Path(path).stem}-{part.stack}-{part.kind}")))
+    for name, (_, findings) in zip(names, shown, strict=True):
+        draw = _page if ending == ".html" else figure.draw
+        missing = _written(name, partial(draw, findings, language=language))
         if missing:
-            return [say("note_glyphs", characters=missing, package=package_for(missing))]
-    return []
+            findings.notes.append(say("note_glyphs", characters=missing, package=package_for(missing)))
+    return names
+
+
+def _page(findings: Findings, path: str, language: str) -> None:
+    Path(path).write_text(page.page(findings, language), encoding="utf-8")
 
 
 def _written(path: str, write: Callable[[str], Any]) -> Any:

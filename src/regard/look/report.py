@@ -30,18 +30,24 @@ class Report:
         self.console, self.f, self.say = console, findings, says(language)
         self.does = DOES[language]
 
-    def show(self) -> None:
+    def show(self, heading: str | None = None, first: bool = True) -> None:
+        """All of it; of several parts, each under its heading, and the text with the first."""
         f, say = self.f, self.say
         self.console.print()
-        self.console.rule(Text(say("title", model=f.model), style="bold"), align="left", style="dim")
-        tokens = len(f.rows)
-        if f.text is None:
-            self.words(say("from_trace", tokens=tokens))
-        else:
-            shown = cut(printable(" ".join(f.text.split())), 200)
-            self.words(say("text", tokens=tokens, text=shown.replace("`", "'")))
-        for note in f.notes:
-            self.words(note)
+        if first:
+            self.console.rule(Text(say("title", model=f.model), style="bold"), align="left", style="dim")
+            tokens = len(f.rows)
+            if f.text is None:
+                self.words(say("from_trace", tokens=tokens))
+            else:
+                shown = cut(printable(" ".join(f.text.split())), 200)
+                self.words(say("text", tokens=tokens, text=shown.replace("`", "'")))
+            self.notes()
+        if heading is not None:
+            self.console.print()
+            self.console.rule(Text(heading, style="bold"), align="left", style="dim")
+        if not first:
+            self.notes()
         self.put(self.overview())
         self.put(self.heads())
         self.words(say("shares", most=math.log(max(1, f.size[1]))))
@@ -51,6 +57,10 @@ class Report:
         why = say("why_asked" if f.asked else "why_telling")
         self.words(say("shown_why", layer=layer, head=head, why=why))
         self.put(*self.maps())
+
+    def notes(self) -> None:
+        for note in self.f.notes:
+            self.words(note)
 
     def words(self, text: str) -> None:
         """A paragraph."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...normal import Form, Problem
 
 #: entries of R that a content term may have, to be kept for every query
-FEW = 1024
+FEW = 1040
 
 
 class Tiling(NamedTuple):
