@@ -1,12 +1,14 @@
 """The explorer's server on one long head: first picture, exact overview, tiles, memory, and twenty clients at once.
 
     python benchmarks/explore.py [one|many] [--length 100000] [--seconds 60] [--out benchmarks/results]
+    python benchmarks/explore.py one --device cuda --length 1000000      on a GPU; the figures go to explore-gpu
 
-A is causal with a T5 bias, one head of 64 numbers, float32, saved as a trace. The server runs in a process of its own,
-opens the file, and is asked over HTTP on the loopback address by this process, on the same cores.
+A is causal with a T5 bias, one head of 64 numbers, float32 (bfloat16 on a GPU), saved as a trace. The server runs in a
+process of its own, opens the file, and is asked over HTTP on the loopback address by this process, on the same cores.
 
 one   time of one forward pass (`A @ v`, both cores, best of two); then from the first request: the first picture, and
-      when the overview is exact; then tiles at random places of every level, one at a time, none asked for twice
+      when the overview is exact; then tiles at random places of every level, one at a time, none asked for twice. On a
+      GPU a server before it has compiled the kernels, which are kept on disk: its first picture is told apart
 many  twenty clients, each with a window of its own, move for a minute: every move asks for the tiles that come into
       sight, and drops what is still on its way from before. How long tiles took, errors, and memory over time.
 """
@@ -35,39 +37,47 @@ TARGETS = {
 }  # fmt: skip
 
 
-def made(length: int, dim: int) -> Any:
+def made(length: int, dim: int, device: str | None = None) -> Any:
+    """A and v, on a device; in bfloat16 if it is a GPU."""
     import torch
 
     import regard as rg
 
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 1, length, dim) for _ in range(3))
+    kind = torch.float32 if device in (None, "cpu") else torch.bfloat16
+    q, k, v = (torch.randn(1, 1, length, dim).to(device or "cpu", kind) for _ in range(3))
     position = rg.recipes.t5(heads=1)
     torch.nn.init.normal_(position.readout)
-    return rg.attention(q, k, position=position.requires_grad_(False), mask=rg.causal), v
+    position = position.requires_grad_(False).to(q.device)
+    return rg.attention(q, k, position=position, mask=rg.causal), v
 
 
-def forward(length: int, dim: int) -> float:
-    """Seconds of one product, the better of two."""
+def forward(A: Any, v: Any) -> float:
+    """Seconds of one product, the better of two; on a GPU the best of four, for the first compiles."""
     import torch
 
-    A, v = made(length, dim)
     times = []
     with torch.no_grad():
-        for _ in range(2):
+        for _ in range(2 if v.device.type == "cpu" else 4):
             began = time.perf_counter()
             A @ v
+            if v.device.type != "cpu":
+                torch.cuda.synchronize()
             times.append(time.perf_counter() - began)
     return min(times)
 
 
-def serve(path: str) -> None:
-    """Be the server until standard input ends."""
+def serve(path: str, device: str | None) -> None:
+    """Be the server until standard input ends; then say what it took of the device."""
+    import torch
+
     from regard.views.server import Server
 
-    with Server(path) as server:
+    with Server(path, device=device) as server:
         print(server.port, flush=True)
         sys.stdin.read()
+        taken = torch.cuda.max_memory_allocated() / 2**20 if device not in (None, "cpu") else 0.0
+        print(json.dumps(taken), flush=True)
 
 
 class Client:
@@ -109,8 +119,8 @@ class Client:
 class Running:
     """The server's process."""
 
-    def __init__(self, trace: Path):
-        command = [sys.executable, __file__, "--serve", str(trace)]
+    def __init__(self, trace: Path, device: list[str]):
+        command = [sys.executable, __file__, "--serve", str(trace), *device]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
@@ -120,10 +130,13 @@ class Running:
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
 
-    def close(self) -> None:
-        assert self.process.stdin is not None
+    def close(self) -> float:
+        """End it: MiB of the device that it took at the most."""
+        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
-        self.process.wait(30)
+        taken = json.loads(self.process.stdout.readline() or "0")
+        self.process.wait(60)
+        return taken
 
 
 MAP = "1/0/0"
@@ -136,6 +149,27 @@ async def exact(client: Client) -> dict[str, Any]:
         if about["exact"]:
             return about
         await asyncio.sleep(0.05)
+
+
+async def compiled(port: int) -> float:
+    """Seconds until a server that compiles its kernels has shown a first picture; and have all others compiled."""
+    client = Client(port)
+    began = time.perf_counter()
+    about = json.loads((await client.get(f"/api/map/{MAP}"))[2])
+    top = about["levels"][-1]
+    assert (await client.get(f"/api/tile/{MAP}?cell={top}&row=0&col=0"))[0] == 200
+    first = time.perf_counter() - began
+    about = await exact(client)
+    client.close()
+
+    async def compile(cell: int) -> None:
+        client, last = Client(port), (about["q_len"] - 1) // (cell * about["tile"])
+        for row, col in ((0, 0), (last, 0), (last, last)):
+            assert (await client.get(f"/api/tile/{MAP}?cell={cell}&row={row}&col={col}"))[0] == 200
+        client.close()
+
+    await asyncio.gather(*(compile(cell) for cell in about["levels"]))
+    return first
 
 
 async def one(port: int, tiles: int) -> dict[str, float]:
@@ -270,48 +304,58 @@ def main() -> None:
     parser.add_argument("--tiles", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
+    parser.add_argument("--device", help="compute there: cuda")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--forward", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--save", help=argparse.SUPPRESS)
     given = parser.parse_args()
     size = ["--length", str(given.length), "--dim", str(given.dim)]
+    where = [] if given.device is None else ["--device", given.device]
     if given.serve:
-        serve(given.serve)
-    elif given.forward:
-        print(json.dumps(forward(given.length, given.dim)))
+        serve(given.serve, given.device)
     elif given.save:
         from regard.views.server.sources import trace_of
 
-        trace_of(made(given.length, given.dim)[0]).save(given.save)
+        A, v = made(given.length, given.dim, given.device)
+        trace_of(A).save(given.save)
+        print(json.dumps(forward(A, v) if given.forward else None))
     else:
-        measure(given, size)
+        measure(given, size, where)
 
 
-def measure(given: argparse.Namespace, size: list[str]) -> None:
+def measure(given: argparse.Namespace, size: list[str], where: list[str]) -> None:
     import torch
 
-    path = given.out / "explore.json"
+    path = given.out / ("explore-gpu.json" if where and given.device != "cpu" else "explore.json")
     results = json.loads(path.read_text()) if path.exists() else {}
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    results |= {"length": given.length, "dim": given.dim, "machine": machine}
+    if where and torch.cuda.is_available():
+        machine = f"{torch.cuda.get_device_name()}, {machine}"
+    dtype = "bfloat16" if where and given.device != "cpu" else "float32"
+    results |= {"length": given.length, "dim": given.dim, "dtype": dtype, "machine": machine}
     results["date"] = datetime.now(timezone.utc).date().isoformat()
     figures = results.setdefault("figures", {})
     parts = given.parts or ["one", "many"]
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "long.trace"
-        subprocess.run([sys.executable, __file__, "--save", str(trace), *size], check=True)
+        command = [sys.executable, __file__, "--save", str(trace), *size, *where]
+        command += ["--forward"] if "one" in parts else []
+        told = subprocess.run(command, capture_output=True, text=True, check=True)
         if "one" in parts:
-            told = subprocess.run(
-                [sys.executable, __file__, "--forward", *size], capture_output=True, text=True, check=True
-            )
             found: dict[str, Any] = {"forward, s": json.loads(told.stdout)}
-            running = Running(trace)
+            if where:
+                running = Running(trace, where)
+                found["first picture while kernels compile, s"] = asyncio.run(compiled(running.port))
+                running.close()
+            running = Running(trace, where)
             found |= asyncio.run(one(running.port, given.tiles))
             found["exact overview / forward"] = found["exact overview, s"] / found["forward, s"]
             figures["one"] = found | {"memory, MiB": running.memory("VmHWM")}
-            running.close()
+            taken = running.close()
+            if where:
+                figures["one"]["memory of the GPU, MiB"] = taken
         if "many" in parts:
-            running = Running(trace)
+            running = Running(trace, where)
             found = asyncio.run(many(running, given.seconds))
             figures["many"] = found | {"many: memory, MiB": running.memory("VmHWM")}
             running.close()
@@ -327,8 +371,8 @@ def table(results: dict[str, Any]) -> str:
     """The figures as Markdown, with their targets."""
     words = (
         f"One head of {results['length']:,} x {results['length']:,}, dim {results['dim']}, causal with a T5 bias, "
-        f"float32, opened from a trace. Made by `benchmarks/explore.py` on {results['date']}: {results['machine']}. "
-        "The clients share the server's cores."
+        f"{results.get('dtype', 'float32')}, from a trace. Made by `benchmarks/explore.py` on {results['date']}: "
+        f"{results['machine']}. The clients share the server's cores."
     )
     rows = ["| | | target | |", "|---|---|---|---|"]
     for name, x in [pair for part in ("one", "many") for pair in results["figures"].get(part, {}).items()]:

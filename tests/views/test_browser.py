@@ -7,21 +7,16 @@ error to its console, fails its test. Where there is no browser these are skippe
 from __future__ import annotations
 
 import re
-import shutil
-import time
 
 import pytest
 import torch
+from browsing import browser, needs_browser, over, pages, settled, until, weight  # noqa: F401
 
 import regard as rg
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
-pytest.importorskip("uvicorn", reason="needs the explorer's extra (pip install 'regard[explore]')")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser (apt-get install chromium)")
+pytestmark = needs_browser
 
 TEXT = "Each query asks every key. 小沈阳江西演唱会邀请了，Each query asks every key."
-QUIET = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync".split()
 
 
 @pytest.fixture(scope="module")
@@ -49,67 +44,11 @@ def server(trace, grid):
         yield server
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def opened(server, browser):
+def opened(server, browser):  # noqa: F811
     """Open the page at an address; errors and requests to elsewhere fail the test when it ends."""
-    contexts, wrong = [], []
-
-    def opened(hash: str = "", **how):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, "locale": "en-US", **how})
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        ours = (server.url, "blob:", "data:")
-        page.on("request", lambda asked: not asked.url.startswith(ours) and wrong.append(asked.url))
-        page.goto(server.url + hash)
-        settled(page)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert not wrong
-
-
-def until(page, function: str, argument=None, seconds: float = 60.0):
-    """What a function of the page gives, as soon as it is not empty."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = page.evaluate(function, argument)
-        if found:
-            return found
-        page.wait_for_timeout(40)
-    shown = page.evaluate("() => [location.hash, document.querySelector('#readout')?.textContent.slice(0, 200)]")
-    raise AssertionError(f"still not: {function} of {argument!r}; the page is at {shown}")
-
-
-def settled(page) -> None:
-    until(page, "() => Boolean(window.regard && regard.map && regard.map.settled && regard.stage[0].exact)")
-
-
-def weight(page, i: int, j: int) -> float:
-    """The weight that the read-out shows for a pair."""
-    text = f"query {i} "
-    until(page, "(text) => document.querySelector('#readout').textContent.includes(text)", text)
-    until(page, "(text) => document.querySelector('#readout').textContent.includes(text)", f"key {j} ")
-    return float(page.get_attribute("#weight", "data-value"))
-
-
-def over(page, i: int, j: int) -> tuple[float, float]:
-    """Where the middle of an entry is on the page."""
-    x, y = page.evaluate("([i, j]) => regard.map.view.point(i + 0.5, j + 0.5)", [i, j])
-    margin = page.evaluate("() => regard.map.margin")
-    box = page.locator("#maps canvas").first.bounding_box()
-    return box["x"] + x + margin["left"], box["y"] + y + margin["top"]
+    with pages(browser) as opened:
+        yield lambda hash="", **how: opened(server.url, hash, **how)
 
 
 def test_pointing_gives_the_weight_of_A_and_clicking_locks_it(opened, trace):
@@ -185,6 +124,23 @@ def test_zooming_to_a_single_cell_by_wheel_and_by_keyboard(opened):
     until(page, "() => regard.map.view.scale <= regard.map.view.fitting * 1.001")
     page.keyboard.press("z")
     until(page, "() => regard.map.view.scale >= 47")
+
+
+def test_numbers_are_written_into_large_cells(opened, trace):
+    page = opened("#i=40&j=25&u=20.0&v=35.0&z=46.000000")
+    until(page, "() => regard.map.settled && regard.map.cell === 1")
+    written = page.evaluate("""() => {
+        const said = [], pen = regard.map.canvas.getContext('2d'), was = pen.fillText;
+        pen.fillText = (text) => said.push(text);
+        regard.map.drawNumbers(pen);
+        pen.fillText = was;
+        return said;
+    }""")
+    i0, i1, j0, j1 = page.evaluate("() => regard.map.view.seen")
+    shown = [trace[0, 0][i, j].item() for i in range(i0, i1) for j in range(j0, j1) if j <= i]
+    assert len(written) == len(shown) > 50
+    for text, x in zip(written, shown, strict=True):
+        assert float(text.replace("−", "-")) == pytest.approx(x, abs=0.005, rel=0.5)
 
 
 def test_all_by_keyboard(opened, trace):
@@ -297,3 +253,36 @@ def test_it_fits_the_screen(opened, size):
     wide = page.evaluate("() => document.documentElement.scrollWidth")
     assert wide <= size[0]
     assert page.locator("#maps canvas").first.bounding_box()["width"] > 0.5 * min(size[0], 700)
+
+
+def test_the_lessons_are_a_click_away_in_the_language_that_is_spoken(opened):
+    page = opened("#lang=zh&theme=dark")
+    link = page.locator("#header a.button")
+    assert link.inner_text() == "课程"
+    link.click()
+    page.wait_for_url("**/lessons#*")
+    until(page, "() => document.documentElement.lang === 'zh-CN' && document.body.innerText.length > 200")
+    assert "lang=zh" in page.url and "theme=dark" in page.url
+
+
+def test_where_nothing_is_open_the_page_says_how_to_begin(browser):  # noqa: F811
+    from regard.views.server import Server
+
+    with Server() as server, pages(browser) as opened:
+        page = opened(server.url, wait=False)
+        until(page, "() => document.querySelector('#start a')")
+        assert "Nothing is open yet" in page.locator("#start").inner_text()
+        page.keyboard.press("l")
+        until(page, "() => document.querySelector('#start')?.innerText.includes('还没有打开')")
+        page.keyboard.press("d")
+        assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+        page.select_option("#model", "digits")
+        assert "数字" in page.get_attribute("#text", "placeholder")
+        page.fill("#text", "4")
+        page.press("#text", "Enter")
+        until(page, "() => window.regard?.stage[0].provider.qLen === 64 && regard.map.settled")
+        page.keyboard.press("g")
+        until(page, "() => Boolean(regard.gridView?.image)")
+        page.fill("#text", "forty")
+        page.press("#text", "Enter")
+        until(page, "() => document.querySelector('#toast').textContent.includes('a digit from 0 to 9')")

@@ -156,6 +156,7 @@ def test_long_heads_have_the_shares_that_need_no_pass(A, same):
 def test_the_overview_has_every_head_small(asked):
     told = until(lambda: (found := asked.json("/api/overview/1"))["progress"] == 1 and found)
     assert [(each["look"], each["head"]) for each in told["heads"]] == [(0, 0), (0, 1)]
+    assert not told["more"]
     for n, head in enumerate(told["heads"]):
         assert head["exact"] and head["cells"] <= 48 and isinstance(head["what"], str)
         same = like(matrix()[0][0, n], matrix(dtype=torch.float64)[0][0, n])
@@ -178,12 +179,26 @@ def test_a_grid_shows_where_keys_are():
     same = like(A[0, 0], exact[0, 0])
     with Server(A) as server:
         one = Asked(server)
-        assert one.json("/api/source/1")["looks"][0]["geometry"] == {"q": [3, 4], "k": [3, 4], "unplaced": 1}
+        told = one.json("/api/source/1")["looks"][0]["geometry"]
+        assert (told["q"], told["k"], told["unplaced"], told["image"]) == ([3, 4], [3, 4], 1, False)
         told = one.json("/api/grid/1/0/0?i=7")
         same(told["weights"], lambda A: A[7, 1:])
         assert told["cell"] == [1, 2]
         grid = one.json("/api/profile/1/0/0")["grid"]
         same(torch.tensor(grid["mass"]).view(grid["shape"]), lambda A: A.profile())
+
+
+def test_rows_of_a_batch_have_their_own_places():
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 6, 8), torch.randn(2, 1, 20, 8)
+    A = rg.attention(q, k, mask=rg.causal, q_start=torch.tensor([14, 3]))
+    assert A.starts == ([14, 3], [0]) and A[1].starts == ([3], [0]) and A.reversed().starts == ([0], [14, 3])
+    with Server(A) as server:
+        one = Asked(server)
+        for row, first in ((0, 14 - 19), (1, 3 - 19)):
+            told = one.json(f"/api/profile/1/{row}/0")
+            assert told["first"] == first
+            assert told["shares"]["self"] == pytest.approx(A[row, 0].self_share().item(), rel=1e-5)
 
 
 def test_a_changed_cell_changes_the_answer(asked, A):
@@ -229,7 +244,7 @@ def test_MiniLM_is_offered_and_read_where_it_is_installed():
         n = told["looks"][0]["q_len"]
         mean, _, _ = one.tile(f"/api/tile/{number}/5/11?cell=1&row=0&col=0")
         assert mean.shape == (n, n)
-        A = read("minilm", "a soft look-up")[5, 11]
+        A = read("minilm", "a soft look-up").trace[5, 11]
         logits, _, _ = one.tile(f"/api/tile/{number}/5/11?cell=1&row=0&col=0&what=logits")
         plain, exact = ({"weights": x.dense(), "logits": x.logits.dense()} for x in (A, A.to(torch.float64)))
         all_within_budget({"weights": mean, "logits": logits}, plain, exact)

@@ -94,7 +94,7 @@ def test_a_sample_is_replaced_by_the_exact_tile(monkeypatch):
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 1, 9000, 4).unbind()
     A = rg.attention(q, k, mask=rg.causal)
-    monkeypatch.setitem(pools.STEP, "cpu", 64 * 9000)
+    monkeypatch.setattr(pools, "STEP", 64 * 9000)
     monkeypatch.setattr(pools, "FIRST", 8)
     hold = threading.Event()
     step = Atlas.step

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..matrix import AttentionMatrix
 from ..summaries import Heatmap
-from .pools import GRAIN, Cancelled, Cells, Pools, Sums, nearest
+from .pools import GRAIN, Cancelled, Cells, Peaks, Pools, Rows, Sums, nearest
 
 #: cells of a tile, a side; cells of the base, a side, at the most
 TILE, MOST = 256, 4096
@@ -54,6 +54,7 @@ class Atlas:
         self._given = A.remembered  # recorded with A, or found by a product before
         self._pools = {"weights": Pools(A, self.base)}
         self.sums = Sums(A, self._lse_of)
+        self._peaks: Pools | Peaks | None = self.weights if self.weights.tops else None
         self._merged: dict[tuple[str, int], Cells] = {}
         self._edge: dict[str, tuple[Cells, Tensor]] = {}  # and which units of rows are in it
         self._lock = threading.Lock()
@@ -87,16 +88,21 @@ class Atlas:
     @property
     def finished(self) -> bool:
         """Every pass that was begun is done."""
-        return all(each.exact for each in (*self._pools.values(), self.sums))
+        return all(each.exact for each in self._passes())
+
+    def _passes(self) -> list[Rows]:
+        own = [] if self._peaks is None or self._peaks is self.weights else [self._peaks]
+        return [*self._pools.values(), *own, self.sums]
 
     def step(self) -> bool:
         """One step of the passes that were begun; False when nothing is left to claim."""
-        return any(each.step() for each in (*list(self._pools.values()), self.sums))
+        return any(each.step() for each in self._passes())
 
     def bytes(self) -> int:
         """What is stored of it."""
         stored = [pools.cells for pools in self._pools.values()] + list(self._merged.values())
-        beside = (self.weights.lse, self.weights.entropy, self.weights.peaks, self.sums.received)
+        beside = [self.weights.lse, self.weights.entropy, self.sums.received]
+        beside += [] if self._peaks is None else [self._peaks.peaks]
         return sum(cells.bytes() for cells in stored) + sum(x.numel() * x.element_size() for x in beside)
 
     def of_rows(self, rows: slice, stop: Callable[[], bool] = lambda: False) -> AttentionMatrix:
@@ -128,11 +134,13 @@ class Atlas:
         """The largest weight of each row of cells, with the first key and without; and whether that is exact."""
         if cell not in self.levels:
             raise ValueError(f"cell: expected one of {self.levels}, found {cell!r}")
-        self.weights.sample(stop)
-        exact = self.exact
-        found = torch.nn.functional.pad(self.weights.peaks, (0, -self.q_len % cell)).unflatten(-1, (-1, cell)).amax(-1)
+        with self._lock:
+            rows = self._peaks = Peaks(self.A) if self._peaks is None else self._peaks
+        rows.sample(stop)
+        exact = rows.exact
+        found = torch.nn.functional.pad(rows.peaks, (0, -self.q_len % cell)).unflatten(-1, (-1, cell)).amax(-1)
         if not exact:
-            done = torch.nn.functional.pad(self.weights.done_rows(), (0, -self.q_len % cell)).view(-1, cell).any(-1)
+            done = torch.nn.functional.pad(rows.done_rows(), (0, -self.q_len % cell)).view(-1, cell).any(-1)
             found = found[:, nearest(done)]
         return found[0], found[1], exact
 

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from ..matrix import AttentionMatrix
-from ..summaries import Entropy, Heatmap, LogSumExp, Profile, Received, Summary, TopK
+from ..summaries import Entropy, Heatmap, LogSumExp, Profile, Received, Summary, Top, TopK
 
 #: rows that are claimed together at the least
 GRAIN = 32
 #: pairs that one step looks at, about: a tenth of a second of one CPU core, or of a GPU
-STEP = {"cpu": 1 << 25}
-STEP_DEVICE = 1 << 34
+STEP, STEP_DEVICE = 1 << 25, 1 << 34
+#: how many times longer a pair takes where it is not taken in by one compiled pass
+SLOWER = 8
 #: thin strips of the sample, and how many of them make a first picture
 THIN, FIRST = 256, 48
 #: spans of rows that are remembered as looked at
@@ -75,6 +76,9 @@ class Cells(NamedTuple):
 class Rows:
     """Rows of A, [q_len, k_len] or [heads, q_len, k_len], that are taken in once each, by whoever claims them."""
 
+    #: there are kernels for what is taken in: on a device, many rows at a time
+    fused = True
+
     def __init__(self, A: AttentionMatrix, per: int = 1):
         self.A, self.per = A, per  # units of rows that belong together
         *lead, self.q_len, self.k_len = A.shape
@@ -86,9 +90,10 @@ class Rows:
         self.units = -(-self.q_len // self.grain)
         self.state = torch.zeros(self.units, dtype=torch.uint8)
         heads = self.lead[0] if self.lead else 1
-        pairs = STEP.get(self.A.device.type, STEP_DEVICE) // max(1, heads * self.k_len)
+        few = not self.fused or self.A.device.type == "cpu"
+        pairs = (STEP // SLOWER if not self.fused else STEP if few else STEP_DEVICE) // max(1, heads * self.k_len)
         self.step_units = max(1, min(self.units, pairs // self.grain))
-        self.order = order_of(self.units, self.step_units, THIN if self.A.device.type == "cpu" else 0)
+        self.order = order_of(self.units, self.step_units, THIN if few else 0)
         self.at = self.done = 0
         self._preferred: list[range] = []
 
@@ -224,7 +229,7 @@ class Pools(Rows):
     """The cells of A, of `size` x `size` pairs, of "weights" or "logits".
 
     beside   also keep what each row gives beside its cells: lse, entropy, and peaks (its largest weight, with the first
-             key and without)
+             key and without; on a device these are a pass of their own, for they take as long as all the rest)
     """
 
     def __init__(self, A: AttentionMatrix, size: int, *, of: str = "weights", beside: bool = True):
@@ -238,9 +243,11 @@ class Pools(Rows):
         largest = torch.zeros(shape) if of == "weights" else torch.full(shape, -torch.inf)
         self.cells = Cells(torch.zeros(shape), torch.zeros(shape), largest)  # zeros take no memory until written
         self.largest, self.smallest = 0.0, float("inf")  # the largest of all, and the smallest positive mean of a cell
+        self.tops = self.beside and A.device.type == "cpu"
         if self.beside:
             self.lse = torch.full((*self.lead, self.q_len), -torch.inf)
             self.entropy = torch.zeros(*self.lead, self.q_len)
+        if self.tops:
             self.peaks = torch.zeros(2, *self.lead, self.q_len)
 
     def begun(self) -> Tensor:
@@ -252,7 +259,8 @@ class Pools(Rows):
 
     def take(self, rows: slice) -> None:
         asked: list[Summary] = [Heatmap(cell=self.size, of=self.of)]
-        asked += [TopK(2), LogSumExp(), Entropy()] if self.beside else []
+        asked += [LogSumExp(), Entropy()] if self.beside else []
+        asked += [TopK(2)] if self.tops else []
         found = self.A.window(rows, slice(None), *asked)
         self._deposit(rows, found)
 
@@ -270,11 +278,29 @@ class Pools(Rows):
             self.largest = max(self.largest, float(finite.max()) if len(finite) else 0.0)
             self.smallest = min(self.smallest, float(positive.min()) if len(positive) else float("inf"))
             if self.beside:
-                _, strongest, lse, entropy = found
-                self.lse[..., rows], self.entropy[..., rows] = lse.float().cpu(), entropy.float().cpu()
-                largest, second = strongest.weights.float().cpu().unbind(-1)
-                self.peaks[0, ..., rows] = largest
-                self.peaks[1, ..., rows] = torch.where(strongest.indices[..., 0].cpu() == 0, second, largest)
+                self.lse[..., rows], self.entropy[..., rows] = found[1].float().cpu(), found[2].float().cpu()
+            if self.tops:
+                self.peaks[..., rows] = two_peaks(found[3])
+
+
+def two_peaks(strongest: Top) -> Tensor:
+    """The largest weight of some rows, with the first key and without, from their two strongest keys: [2, .., rows]."""
+    largest, second = strongest.weights.float().cpu().unbind(-1)
+    return torch.stack([largest, torch.where(strongest.indices[..., 0].cpu() == 0, second, largest)])
+
+
+class Peaks(Rows):
+    """The largest weight of each row, with the first key and without: [2, .., q_len]. Begun when first asked for."""
+
+    def __init__(self, A: AttentionMatrix):
+        super().__init__(A)
+        self.peaks = torch.zeros(2, *self.lead, self.q_len)
+
+    def take(self, rows: slice) -> None:
+        (strongest,) = self.A.window(rows, slice(None), TopK(2))
+        found = two_peaks(strongest)
+        with self.changed:
+            self.peaks[..., rows] = found
 
 
 class Sums(Rows):

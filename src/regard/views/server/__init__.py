@@ -11,6 +11,9 @@
 | sources | traces, recordings, uploads |
 | maps | which maps are open, small pictures of all heads |
 | answers | what is asked of one head |
+| doing | what heads do, where they are long |
+| images | the pictures that tokens are patches of |
+| lessons | the lessons' pages, and what their pictures show |
 
 Needs starlette and uvicorn: pip install "regard[explore]".
 """

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from ...masks import keys, offset
 from ...matrix import AttentionMatrix
-from ...summaries import Entropy, Mass, Share, TopK
+from ...summaries import Entropy, Share, TopK
 from ..atlas import Atlas
 from ..pools import Cancelled, nearest
+from .doing import Met
 from .sources import Seen
 from .work import Stop
 
-#: bins of a profile, entropies and received mass; keys of a row at the most
-BINS, TOP = 2048, 1000
+#: bins of a profile, entropies and received mass; keys of a row at the most; cells of a grid, a side
+BINS, TOP, SIDE = 2048, 1000, 128
 #: pairs up to which every share of a head is computed at once, by a pass of the plain kind
 FEW = 1 << 23
 #: shares of a head, and all that is told with its small picture
@@ -50,7 +51,7 @@ def cell(atlas: Atlas, seen: Seen, head: int, i: int, j: int, stop: Stop) -> dic
         share = None
         v = seen.values()
         if v is not None and v.shape[-1]:
-            value = v[seen.look.heads.index(head) * len(v) // len(seen.look.heads)].to(A.device)
+            value = v[seen.look.heads.index(head) * len(v) // len(seen.look.heads)]
             gave = A.block(i, slice(None), force=True).double() * value.double().norm(dim=-1)
             share = float(gave[j] / gave.sum()) if bool(gave.any()) else None
     return {
@@ -129,7 +130,8 @@ def profile(atlas: Atlas, shares: dict[str, float | None]) -> dict[str, Any]:
     if mass is not None and mass.dim() == 1:
         line, size = pooled(mass, BINS).tolist(), max(1, -(-len(mass) // BINS))
     elif mass is not None:
-        grid = {"shape": list(mass.shape), "mass": mass.flatten().tolist()}
+        pool, cells = squares(mass)
+        grid = {"shape": list(cells.shape), "mass": cells.flatten().tolist(), "pool": pool}
     return {
         "first": first_displacement(atlas.A), "mass": line, "bin": size, "grid": grid,
         "entropy": [number(x) for x in pooled(entropy, BINS, mean=True).tolist()],
@@ -140,53 +142,54 @@ def profile(atlas: Atlas, shares: dict[str, float | None]) -> dict[str, Any]:
 
 def first_displacement(A: AttentionMatrix) -> int:
     """The smallest displacement there is: that of the first query to the last key."""
-    d = A._description
-    starts = [int(x[0]) if isinstance(x, Tensor) else x for x in (d.q_start, d.k_start)]
-    return starts[0] - (starts[1] + A.shape[1] - 1)
+    (query,), (key,) = A.starts
+    return query - (key + A.shape[-1] - 1)
 
 
 def grid(atlas: Atlas, seen: Seen, i: int, stop: Stop) -> dict[str, Any]:
-    """The weights of a query where its keys are, and its own cell."""
+    """The weights of a query where its keys are, and its own cell. Of a large grid, sums of `pool` x `pool` cells."""
     geometry = seen.geometry()
     if geometry is None:
         raise ValueError("grid: these tokens are not on a grid of two axes")
     found = weights(atlas, i, 0, None, None, stop)
-    (high, wide), alone = geometry["k"], geometry["unplaced"]
-    start = seen.matrix()._description.q_start
-    at = i + (start if isinstance(start, int) else int(start[0])) - seen.matrix().plan.form.q_geometry[2]
-    place = None if at < 0 else [at // geometry["q"][1], at % geometry["q"][1]]
+    (high, wide), first = geometry["k"], geometry["unplaced"] - geometry["k_start"]
+    board = torch.zeros(high * wide)
+    there = range(max(first, 0), min(first + high * wide, len(found)))  # keys may be some of the grid's tokens
+    board[there.start - first : there.stop - first] = found[there.start : there.stop]
+    at = i + geometry["q_start"] - geometry["q_unplaced"]
+    pool, cells = squares(board.view(high, wide))
     return {
-        "weights": found[alone : alone + high * wide].tolist(),
-        "alone": found[:alone].tolist(),
-        "cell": place,
-        **geometry,
-    }
+        "weights": cells.flatten().tolist(), "pool": pool, "alone": found[: max(first, 0)].tolist(),
+        "cell": None if at < 0 else [at // geometry["q"][1], at % geometry["q"][1]], **geometry,
+    }  # fmt: skip
 
 
-class _Met(Mass):
-    """Mass on a set of pairs and how many queries have such a pair, each summed over queries."""
-
-    def finish(self, state: list[Tensor], problem: Any) -> Tensor:
-        return torch.stack([(state[0] * state[1]).sum(-1), state[1].sum(-1)], dim=-1)
+def squares(x: Tensor) -> tuple[int, Tensor]:
+    """Sums of as many neighbours, p x p, as it takes to have at most SIDE a side; and that p."""
+    pool = max(1, -(-max(x.shape) // SIDE))
+    if pool == 1:
+        return 1, x
+    x = torch.nn.functional.pad(x, (0, -x.shape[1] % pool, 0, -x.shape[0] % pool))
+    return pool, x.unflatten(1, (-1, pool)).unflatten(0, (-1, pool)).sum((1, 3))
 
 
 def shares(atlas: Atlas, stop: Stop) -> dict[str, float | None]:
     """Shares of a long head: of those pairs that lie along the diagonal, or in one column. Others would be a pass."""
     A, found = atlas.A, dict[str, float | None]()
     lse = atlas.lse.to(A.device)
-    start = A._description.k_start
-    (first,) = A.window(slice(None), slice(0, 1), Share(keys(start if isinstance(start, int) else 0)), lse=lse)
+    (first,) = A.window(slice(None), slice(0, 1), Share(keys(A.starts[1][0])), lse=lse)
     found["first"] = number(float(first))
     base = first_displacement(A) + A.shape[1] - 1  # key index less query index of a pair at one position
     for name, away in (("self", 0), ("previous", 1)):
         total = torch.zeros(2, dtype=torch.float64)
-        for top in range(0, atlas.q_len, 512):
-            rows = slice(top, min(top + 512, atlas.q_len))
+        step = 512 if A.device.type == "cpu" else 4096  # pairs beside the diagonal are cheaper than another launch
+        for top in range(0, atlas.q_len, step):
+            rows = slice(top, min(top + step, atlas.q_len))
             cols = slice(max(rows.start + base - away, 0), min(rows.stop + base - away, atlas.k_len))
             if stop():
                 raise Cancelled
             if cols.stop > cols.start:
-                total += A.window(rows, cols, _Met(offset(away)), lse=lse[rows])[0].double().cpu()
+                total += A.window(rows, cols, Met(offset(away)), lse=lse[rows])[0].double().cpu()
         found[name] = number(float(total[0] / total[1].clamp(min=1)))
     return found
 

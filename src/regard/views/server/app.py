@@ -25,7 +25,8 @@ from torch import Tensor
 
 from ..atlas import KINDS, TILE, Atlas, Tile
 from ..pools import Cancelled
-from . import answers, sources
+from . import answers, images, sources
+from .lessons import Lessons
 from .maps import Maps
 from .safety import Guard
 from .sources import Sources
@@ -67,8 +68,10 @@ class Explorer:
             Route("/api/rowmax" + one, self.peaks), Route("/api/cell" + one, self.cell),
             Route("/api/row" + one, self.row), Route("/api/column" + one, self.column),
             Route("/api/weights" + one, self.weights), Route("/api/profile" + one, self.profile),
-            Route("/api/grid" + one, self.grid), Route("/api/events", self.events),
+            Route("/api/grid" + one, self.grid), Route("/api/image/{source}/{look:int}", self.image),
+            Route("/api/events", self.events),
         ]  # fmt: skip
+        routes += Lessons(self.work, self._compute, self._file, _json, answer).routes
         handlers: dict[Any, Callable] = {
             KeyError: _not_there, ValueError: _wrong, IndexError: _wrong, Cancelled: _gone, ClientDisconnect: _gone,
             404: _unknown, 405: _unknown, Exception: _failed,
@@ -115,7 +118,8 @@ class Explorer:
         if not isinstance(text, str) or not text.strip() or len(text) > most:
             raise ValueError(f"text: expected a text of at most {most:,} characters")
         short = " ".join(text.split())
-        source = self.sources.new(short if len(short) <= 40 else f"{short[:39]}…", model)
+        shown = short if len(short) <= 40 else f"{short[:39]}…"
+        source = self.sources.new(f"{shown} · {model}", model)
         self._make(source, lambda: sources.read(model, text))
         return answer({"id": source.id})
 
@@ -243,6 +247,12 @@ class Explorer:
     async def grid(self, request: Request) -> Response:
         at, atlas, seen, i = await self._one(request, "i")
         return answer(await self._compute(request, ("grid", *at, i), lambda stop: answers.grid(atlas, seen, i, stop)))
+
+    async def image(self, request: Request) -> Response:
+        seen = self.maps.seen(request.path_params["source"], request.path_params["look"])
+        if seen.image is None:
+            raise KeyError(f"image: source {request.path_params['source']} has none")
+        return _binary(images.packed(seen.image), True)
 
     async def events(self, request: Request) -> Response:
         return StreamingResponse(self._beats(request), media_type="text/event-stream")

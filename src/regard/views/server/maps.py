@@ -18,6 +18,7 @@ import torch
 from ..atlas import Atlas
 from ..pools import GRAIN, Cancelled, Cells, Pools, nearest
 from . import answers
+from .doing import Doing
 from .sources import Seen, Source, Sources
 from .work import Stop, Work
 
@@ -113,13 +114,15 @@ class Overview:
             Pools(seen.matrix(), cell_of(seen.look.q_len, seen.look.k_len), beside=False) for seen in self.seen
         ]
         self._statistics: dict[int, list[dict[str, Any]] | None] = {}
+        self._doing: dict[int, Doing] = {}  # of those that are too long to be looked at whole at once
         self._claimed: set[int] = set()
         self._lock = threading.Lock()
 
-    def step(self) -> bool:
+    def step(self, waiting: bool = False) -> bool:
         """Something of every look first, then what their heads do, then those of which least is done.
 
-        Passes over looks whose heads are all open are their maps' own.
+        Passes over looks whose heads are all open are their maps' own. While somebody is `waiting`, what takes long is
+        left for later: it is done behind the open map.
         """
         left = [pools for n, pools in enumerate(self.pools) if not all(self._maps(n))]
         if any(pools.step() for pools in left if not pools.done):
@@ -130,12 +133,20 @@ class Overview:
         if unsaid:
             self._say(unsaid[0])
             return True
-        return any(pools.step() for pools in sorted(left, key=lambda pools: pools.progress))
+        doing = list(self._doing.values())
+        begin, last = ([each for each in doing if each.sampled == done] for done in (False, True))
+        left = [pools for pools in left if not waiting or pools.A.numel() <= answers.FEW]
+        last = [] if waiting else [each for each in last if each.few]
+        return any(each.step() for each in (*begin, *sorted(left, key=lambda pools: pools.progress), *last))
 
     def _say(self, look: int) -> None:
         found = None
         try:
             found = answers.statistics(self.seen[look])
+            if found is None:
+                doing = Doing(self.seen[look])
+                with self._lock:
+                    self._doing.setdefault(look, doing)
         finally:  # a failure is told once, by who asked or in the log, and its numbers are missing from then on
             with self._lock:
                 self._statistics[look] = found
@@ -159,21 +170,24 @@ class Overview:
         """The small cells of a head, and how much of them is done: of its open map, or of the pass over all heads."""
         pools, own = self.pools[look], self._maps(look)[at]
         if own is not None and own.progress > pools.progress:
-            cells = own.cells if own.exact else Cells(*(x[nearest(own.begun())] for x in own.cells))
-            return cells.merged(pools.size // own.size), own.progress
+            times = pools.size // own.size
+            cells = own.cells.merged(times)
+            done = torch.nn.functional.pad(own.begun(), (0, -len(own.begun()) % times)).view(-1, times).any(-1)
+            return Cells(*(x[nearest(done)] for x in cells)), own.progress
         rows = nearest(pools.begun())
         return Cells(*(x[..., at, rows, :] if x.dim() == 3 else x[rows] for x in pools.cells)), pools.progress
 
     def told(self, stop: Stop) -> dict[str, Any]:
         """What there is after a second: all of it where heads are short, else what was done of a sample."""
         end = time.monotonic() + SOON
-        while time.monotonic() < end and self.step():
+        while time.monotonic() < end and self.step(waiting=True):
             if stop():
                 raise Cancelled
         heads, done = [], 0.0
         for n, seen in enumerate(self.seen):
             with self._lock:
-                said, rows = n in self._statistics, self._statistics.get(n)
+                said, rows, doing = n in self._statistics, self._statistics.get(n), self._doing.get(n)
+            rows = doing.told() if doing is not None else rows
             for at, head in enumerate(seen.look.heads):
                 numbers = None if rows is None else rows[at]
                 cells, progress = self._cells(n, at)
@@ -183,9 +197,13 @@ class Overview:
                     "look": n, "head": head, "cells": max(mean.shape), "mean": _square(mean), "max": _square(peak),
                     "exact": progress == 1 and said, "what": None if numbers is None else numbers["does"],
                     "stats": None if numbers is None else {name: numbers.get(name) for name in answers.STATISTICS},
+                    "of_rows": None if numbers is None else numbers.get("of_rows", 1.0),
                 })  # fmt: skip
         whole = all(head["exact"] for head in heads)  # the sum of shares may be a rounding less
-        return {"heads": heads, "progress": 1.0 if whole else min(done / max(1, len(self.seen)), 0.999)}
+        with self._lock:
+            waits = any(not (each.exact if each.few else each.sampled) for each in self._doing.values())
+        progress = 1.0 if whole else min(done / max(1, len(self.seen)), 0.999)
+        return {"heads": heads, "progress": progress, "more": waits or not whole}
 
 
 def cell_of(q_len: int, k_len: int) -> int:

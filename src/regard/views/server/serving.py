@@ -10,7 +10,11 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from ...matrix import AttentionMatrix
+from ...subjects import DIGITS, EMBEDDED, TEXT
 from ...trace import Trace
 
 if TYPE_CHECKING:
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("regard")
 
 ADDRESS = "127.0.0.1"
+#: the image to begin with
+DIGIT = "3"
 
 
 class Server:
@@ -27,18 +33,23 @@ class Server:
     with Server(trace) as server: print(server.url)
     """
 
-    def __init__(self, *given: Trace | AttentionMatrix | str | os.PathLike, port: int = 0, text: str | None = None):
+    def __init__(
+        self, *given: Trace | AttentionMatrix | str | os.PathLike, port: int = 0, text: str | None = None,
+        device: str | None = None,
+    ):  # fmt: skip
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
             raise ValueError(f"port: expected a number from 0 to 65535, found {port!r}")
         try:
             import uvicorn
 
             from .app import Explorer
+            from .sources import Sources
         except ImportError as error:
             raise ImportError(f"the explorer needs {error.name}; pip install starlette uvicorn") from None
+        where = None if device is None else _usable(device)
         self.socket = _bound(port)
         self.port = self.socket.getsockname()[1]
-        self.explorer: Explorer = Explorer()
+        self.explorer: Explorer = Explorer(Sources(device=where))
         self.explorer.port = self.port
         try:
             for each in given:
@@ -48,9 +59,15 @@ class Server:
             self.socket.close()
             raise
         if text is not None:
-            self._record(text)
+            self.record(text, EMBEDDED)
+            self.record(DIGIT, DIGITS)
         config = uvicorn.Config(
-            self.explorer.app, log_level="warning", lifespan="off", server_header=False, timeout_graceful_shutdown=1
+            self.explorer.app,
+            log_level="warning",
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=75,
         )
         self._server: Any = uvicorn.Server(config)
         self._thread = threading.Thread(
@@ -62,25 +79,37 @@ class Server:
     def url(self) -> str:
         return f"http://{ADDRESS}:{self.port}/"
 
-    def add(self, given: Trace | AttentionMatrix | str | os.PathLike, name: str | None = None) -> str:
-        """Offer a trace, a file or an A [batch, heads, q_len, k_len]; its number."""
-        if isinstance(given, (str, os.PathLike)):
-            from .sources import opened
+    def add(
+        self, given: Trace | AttentionMatrix | str | os.PathLike, name: str | None = None, image: Tensor | None = None
+    ) -> str:  # fmt: skip
+        """Offer a trace, a file or an A [batch, heads, q_len, k_len]; its number.
 
+        `image` is the picture that the tokens on a grid are patches of: [rows, columns] or [rows, columns, 3], bytes or
+        numbers from 0 to 1.
+        """
+        from .images import picture
+        from .sources import opened
+
+        shown = None if image is None else picture(image.cpu())
+        if isinstance(given, (str, os.PathLike)):
             path = Path(given)
             if not path.is_file():
                 raise ValueError(f"trace: no file {str(path)!r}")
-            return self.explorer.sources.add(name or path.name, opened(path, path.name), "file").id
+            held = opened(path, path.name)
+            return self.explorer.sources.add(
+                name or path.name, held.trace, "file", held.image if shown is None else shown
+            ).id
         if not isinstance(given, (Trace, AttentionMatrix)):
             raise TypeError(f"trace: expected a Trace, a path or an A, found {type(given).__name__}")
-        return self.explorer.sources.add(name or "A", given).id
+        return self.explorer.sources.add(name or "A", given, image=shown).id
 
-    def _record(self, text: str) -> None:
-        from .sources import models, read
+    def record(self, text: str, model: str) -> str:
+        """Have a model read a text (or look at the image of a digit), and offer what it looked at; its number."""
+        from .sources import read
 
-        model = models()[0]["name"]
-        source = self.explorer.sources.new(" ".join(text.split())[:40], model)
+        source = self.explorer.sources.new(f"{' '.join(text.split())[:40]} · {model}", model)
         self.explorer._make(source, lambda: read(model, text))
+        return source.id
 
     def wait(self) -> None:
         """Until it is stopped."""
@@ -100,13 +129,15 @@ class Server:
 
 
 def serve(
-    trace: Trace | AttentionMatrix | str | os.PathLike | None = None, port: int = 0, open_browser: bool = True
-) -> None:
-    """Serve the explorer on this machine until it is interrupted. Without a trace it begins with a text of its own."""
-    from ...subjects import TEXT
+    trace: Trace | AttentionMatrix | str | os.PathLike | None = None, port: int = 0, open_browser: bool = True,
+    device: str | None = None,
+) -> None:  # fmt: skip
+    """Serve the explorer on this machine until it is interrupted. Without a trace it begins with a text and an image.
 
+    `device` says where A is computed ("cuda"); where its tensors are unless it is given.
+    """
     given = () if trace is None else (trace,)
-    server = Server(*given, port=port, text=TEXT if trace is None else None)
+    server = Server(*given, port=port, text=TEXT if trace is None else None, device=device)
     print(f"Regard explorer: {server.url}  (Ctrl-C ends it)", flush=True)
     try:
         if open_browser:
@@ -116,6 +147,17 @@ def serve(
         pass
     finally:
         server.close()
+
+
+def _usable(device: str) -> torch.device:
+    """A device that there is."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise ValueError(f"device: {device!r} cannot be used ({reason})") from None
+    return found
 
 
 def _bound(port: int) -> socket.socket:

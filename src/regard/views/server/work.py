@@ -8,6 +8,7 @@ begun, and what runs is told to stop. Results that stay true are kept, up to a n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import OrderedDict
@@ -127,7 +128,8 @@ class Work:
                 if not result.done():
                     result.set_result(None)
 
-            loop.call_soon_threadsafe(deliver)
+            with contextlib.suppress(RuntimeError):  # the server has stopped, and nobody waits
+                loop.call_soon_threadsafe(deliver)
 
         job.future.add_done_callback(tell)
         try:

@@ -1,6 +1,6 @@
 // The page: what is open, one head large (or two beside each other), all heads small, and what is known of a pair.
 
-import { MAPS, SCALES, drawBar } from "./colour.js";
+import { MAPS, SCALES, drawBar, human } from "./colour.js";
 import { fill, h, ink } from "./dom.js";
 import { GridView } from "./gridview.js";
 import { AttentionMap } from "./map.js";
@@ -38,10 +38,18 @@ async function begin() {
   buildHeader();
   const wanted = sources.sources.find((each) => each.id === state.source) ?? sources.sources[0];
   if (state.source && wanted?.id !== state.source) announce(say("gone"), true);
-  if (wanted) await openSource(wanted.id, !state.source || wanted.id === state.source);
-  else announce(say("noSources"), true);
   listen();
+  if (wanted) await openSource(wanted.id, !state.source || wanted.id === state.source);
+  else showStart();
 }
+
+/** Nothing is open: what one can do. */
+function showStart() {
+  fill($("maps"), h("div", { id: "start" }, h("h2", {}, say("noSources")), h("p", {}, say("start")), h("p", {}, lessonsLink(say("learn")))));
+  announce(say("noSources"));
+}
+
+const lessonsLink = (text) => h("a", { href: `/lessons#lang=${spoken()}${state.theme ? `&theme=${state.theme}` : ""}`, className: "button", title: say("learn") }, text);
 
 function build() {
   document.title = say("title");
@@ -65,9 +73,14 @@ function announce(text, loud = false) {
 function buildHeader() {
   const options = sources.sources.map((each) => h("option", { value: each.id, selected: each.id === state.source }, each.name));
   const pick = h("select", { id: "source", "aria-label": say("source"), on: { change: (e) => openSource(e.target.value) } }, options);
-  const models = sources.models.map((each) => h("option", { value: each.name }, each.label ?? each.name));
-  const model = h("select", { id: "model", "aria-label": say("model") }, models);
-  const text = h("input", { type: "text", id: "text", placeholder: say("textHint"), "aria-label": say("text"), maxLength: sources.limits?.text ?? 100000 });
+  const models = sources.models.map((each) => h("option", { value: each.name, selected: each.name === buildHeader.model }, each.reads === "digit" ? `${each.label} (${say("digitHelp")})` : each.label));
+  const text = h("input", { type: "text", id: "text", value: $("text")?.value ?? "", "aria-label": say("text"), maxLength: sources.limits?.text ?? 100000 });
+  const hint = () => {
+    buildHeader.model = model.value;
+    text.placeholder = say(sources.models.find((each) => each.name === model.value)?.reads === "digit" ? "digitHint" : "textHint");
+  };
+  const model = h("select", { id: "model", "aria-label": say("model"), on: { change: hint } }, models);
+  hint();
   const read = (event) => {
     event.preventDefault();
     if (text.value.trim()) record(model.value, text.value);
@@ -79,7 +92,7 @@ function buildHeader() {
     pick,
     h("form", { on: { submit: read } }, text, model, h("button", { className: "main", type: "submit", id: "go" }, say("look"))),
     h("label", { className: "file", title: say("drop") }, say("open"), file),
-    h("div", { className: "end" },
+    h("div", { className: "end" }, lessonsLink(say("lessons")),
       h("button", { type: "button", id: "language", on: { click: turnLanguage } }, say("language")),
       h("button", { type: "button", id: "theme", title: say("theme"), "aria-label": say("theme"), on: { click: turnTheme } }, "◐"),
       h("button", { type: "button", id: "keys", title: say("help"), "aria-label": say("help"), on: { click: help } }, "?")),
@@ -157,7 +170,7 @@ async function openMaps() {
   const opened = [];
   try {
     for (const each of wanted) {
-      const labels = new Labels(each.source.id, each.look, () => labelled(labels));
+      const labels = new Labels(each.source.id, each.look, () => labelled(labels), each.source.looks[each.look].geometry);
       await labels.begin();
       opened.push({ ...each, labels, provider: await provider(each.source.id, each.look, each.head, labels) });
     }
@@ -173,19 +186,22 @@ async function openMaps() {
   const figures = stage.map((each) => {
     each.at = each.provider.at;
     each.canvas = h("canvas", { tabIndex: 0, role: "application", "aria-label": `A: ${captionOf(each)}`, "aria-describedby": "readout", data: { at: each.at } });
-    each.caption = h("figcaption", {}, captionOf(each));
+    each.value = h("b", { className: "number", data: { at: each.at } });
+    each.caption = h("figcaption", {}, each.value, captionOf(each));
     return h("figure", {}, each.caption, each.canvas);
   });
   const geometry = source.looks[state.look].geometry;
   if (state.grid && geometry) {
     const place = h("figure", { id: "grid" });
     fill($("maps"), figures[0], place);
-    gridView = new GridView(place, { look: (i, j, how) => lookAt(i, j, how), announce });
+    const keep = (name, value) => ((state[name] = value), remember(state));
+    gridView = new GridView(place, { look: (i, j, how) => lookAt(i, j, how), announce, deep: state.deep, picture: state.picture, set: keep });
     gridView.open(stage[0].at, geometry, state.map).catch((error) => announce(say("failed", { error: error.message }), true));
   } else fill($("maps"), ...figures);
   stage.forEach((each, n) => startMap(each, n));
-  window.regard = { map: stage[0].map, stage, state }; // for tests and for the curious
+  window.regard = { map: stage[0].map, stage, state, overview, tokens, panels, gridView }; // for tests and for the curious
   overview.mark(`${state.look}/${state.head}`, state.map);
+  $("tokens").hidden = Boolean(geometry && !stage[0].labels.named); // cells of an image are shown in its grid
   tokens.open(stage[0].at, stage[0].provider.kLen, stage[0].labels);
   panels.clear();
   panels.showProfiles(stage[0].at, stage[0].provider);
@@ -195,7 +211,7 @@ async function openMaps() {
 }
 
 const captionOf = ({ source, look, head, provider }) =>
-  `${source.name} · ${nameOf(source.looks[look])} · ${say("head")} ${head} · ${say("lengths", { q: provider.qLen, k: provider.kLen })}`;
+  `${nameOf(source.looks[look])} · ${say("head")} ${head} · ${source.name} · ${say("lengths", { q: provider.qLen, k: provider.kLen })}`;
 
 function mapOptions() {
   return {
@@ -214,10 +230,12 @@ function startMap(each, n) {
   const others = () => stage.filter((other) => other !== each);
   map.addEventListener("hover", ({ detail }) => {
     for (const other of others()) other.map?.link(detail);
+    compareAt(detail ?? map.locked);
     if (n === 0) shown(detail ?? map.locked, !detail && Boolean(map.locked));
   });
   map.addEventListener("lock", ({ detail }) => {
     for (const other of others()) other.map?.link(detail);
+    compareAt(detail);
     if (n !== 0) return;
     Object.assign(state, { i: detail?.i ?? null, j: detail?.j ?? null });
     remember(state);
@@ -251,6 +269,21 @@ function shown(pair, locked) {
   gridView?.show(pair);
 }
 
+/** Of two maps: the weight of the same pair in each, beside their names. */
+async function compareAt(pair) {
+  if (stage.length < 2) return;
+  const serial = (compareAt.serial = (compareAt.serial ?? 0) + 1);
+  await new Promise((done) => setTimeout(done, 60));
+  if (serial !== compareAt.serial) return;
+  await Promise.all(stage.map(async (each) => {
+    const there = pair && pair.i < each.provider.qLen && pair.j < each.provider.kLen;
+    const found = there ? (await weights(each.at, pair.i, pair.j, 1).catch(() => [null]))[0] : null;
+    if (serial !== compareAt.serial) return;
+    each.value.textContent = there ? `A[${pair.i}, ${pair.j}] = ${human(found, state.what === "percent")} · ` : "";
+    Object.assign(each.value.dataset, { value: found ?? "", pair: there ? `${pair.i}/${pair.j}` : "" });
+  })); // prettier-ignore
+}
+
 /** More labels have come. */
 function labelled(labels) {
   redraw();
@@ -281,7 +314,8 @@ function bar() {
 let watching = 0;
 async function watch() {
   const serial = ++watching;
-  for (;;) {
+  for (let wait = 500; ; wait = Math.min(3000, 1.2 * wait)) {
+    // less and less often: each new picture takes time from the pass itself
     const about = await Promise.all(stage.map((each) => each.provider.progress().catch(() => null)));
     if (serial !== watching) return;
     stage.forEach((each, n) => {
@@ -297,7 +331,7 @@ async function watch() {
       if (state.what !== "logits") panels.showProfiles(stage[0].at, stage[0].provider);
       return;
     }
-    await new Promise((done) => setTimeout(done, 500));
+    await new Promise((done) => setTimeout(done, wait));
     if (serial !== watching) return;
   }
 }
@@ -401,6 +435,7 @@ function turnLanguage() {
   document.title = say("title");
   tellState.key = "";
   buildHeader();
+  if (!source) return showStart();
   overview.show(source.id, source.looks, `${state.look}/${state.head}`, state.map);
   openMaps();
 }
@@ -408,11 +443,13 @@ function turnLanguage() {
 function turnTheme() {
   state.theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
   theme();
+  buildHeader();
+  remember(state);
+  if (!source) return;
   redraw();
   bar();
   panels.showProfiles(stage[0].at, stage[0].provider);
   gridView?.draw();
-  remember(state);
 }
 
 function stepHead(by) {
@@ -457,7 +494,7 @@ function listen() {
     if (event.key === "Escape" && typing?.id === "text") return stage[0]?.canvas.focus();
     if (typing || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     const act = KEYS[event.key];
-    if (act && source) {
+    if (act && (source || ["/", "l", "d", "?"].includes(event.key))) {
       event.preventDefault();
       act();
     } else if (!["Tab", "Enter", " "].includes(event.key) && stage[0]?.map && event.target === document.body) stage[0].map.press(event);

@@ -4,8 +4,8 @@ import { h, ink, sharp } from "./dom.js";
 import { human } from "./colour.js";
 
 /** A chart of `values`; place n of it is called `nameOf(n)`. Clicking calls `choose(n)`. */
-export function chart(title, values, { nameOf = String, choose = null, colour = "accent", zero = null } = {}) {
-  const canvas = h("canvas", { className: "chart", tabIndex: 0, role: "img", "aria-label": title });
+export function chart(title, values, { nameOf = String, choose = null, colour = "accent", zero = null, id = null } = {}) {
+  const canvas = h("canvas", { className: "chart", id, tabIndex: 0, role: "img", "aria-label": title });
   const note = h("div", { className: "chart-note number" });
   let at = null;
   const top = Math.max(...values.filter(Number.isFinite), 1e-12);
@@ -29,7 +29,9 @@ export function chart(title, values, { nameOf = String, choose = null, colour = 
   };
   const tell = (n) => {
     at = n === null ? null : Math.max(0, Math.min(values.length - 1, n));
+    canvas.place = at; // for tests and for the curious
     note.textContent = at === null ? "" : `${nameOf(at)}: ${human(values[at])}`;
+    note.dataset.value = at === null ? "" : values[at];
     draw();
   };
   const place = (event) => Math.floor(((event.clientX - canvas.getBoundingClientRect().left) / canvas.clientWidth) * values.length);

@@ -55,6 +55,15 @@ export function human(x, percent = false) {
   return text.replace("-", "−") + (percent ? " %" : "");
 }
 
+/** A number in as few characters as fit into a cell of the map. */
+export function brief(x, percent) {
+  const y = percent ? 100 * x : x;
+  if (!Number.isFinite(y)) return y < 0 ? "−∞" : "∞";
+  const size = Math.abs(y);
+  const text = size >= 100 ? y.toFixed(0) : size >= 10 ? y.toFixed(1) : size >= 0.005 ? y.toFixed(2) : size === 0 ? "0" : y.toExponential(0);
+  return text.replace("-", "−").replace(/^(−?)0\./, "$1.");
+}
+
 /** Draw a colour bar with its marks. `ink` is the colour of the text. */
 export function drawBar(canvas, { map, scale, range, percent, ink }) {
   const ratio = window.devicePixelRatio || 1;

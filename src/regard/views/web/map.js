@@ -7,11 +7,12 @@
 //   rowPeaks   {all, rest}: the largest weight of each row of cells, with key 0 and without
 // The page's server, a notebook's kernel and an exported file are three providers of one map.
 
-import { palette, shareOf } from "./colour.js";
+import { brief, palette, shareOf } from "./colour.js";
 import { LARGEST, View } from "./view.js";
 
 const KEPT = 160; // tiles held
-const READABLE = 13; // CSS pixels an entry needs before tokens are written beside it
+const READABLE = 13; // CSS pixels an entry needs before tokens are written beside it,
+const WRITABLE = 38; // and before its number is written into it
 
 export class AttentionMap extends EventTarget {
   constructor(canvas, provider, options = {}) {
@@ -254,6 +255,7 @@ export class AttentionMap extends EventTarget {
     pen.rect(0, 0, this.view.width, this.view.height);
     pen.clip();
     this.drawTiles(pen);
+    if (this.cell === 1 && this.view.scale >= WRITABLE) this.drawNumbers(pen);
     this.drawCursor(pen);
     this.drawMinimap(pen);
     pen.restore();
@@ -277,6 +279,40 @@ export class AttentionMap extends EventTarget {
     }
   }
 
+  /** The number of every entry in sight, dark or light as its colour needs. */
+  drawNumbers(pen) {
+    const [i0, i1, j0, j1] = this.view.seen;
+    const percent = this.options.what === "percent";
+    pen.font = "11px system-ui, sans-serif";
+    [pen.textAlign, pen.textBaseline] = ["center", "middle"];
+    for (let i = i0; i < i1; i++)
+      for (let j = j0; j < j1; j++) {
+        const value = this.shown(i, j)?.value;
+        if (value === undefined || Number.isNaN(value)) continue;
+        const [x, y] = this.view.point(i + 0.5, j + 0.5);
+        pen.fillStyle = this.isLight(value, i) ? "#111" : "#fff";
+        pen.globalAlpha = this.what === "weights" && value < 0.005 ? 0.5 : 1; // what hardly counts is hardly seen
+        pen.fillText(brief(value, percent), x, y);
+      }
+    pen.globalAlpha = 1;
+  }
+
+  /** Whether an entry's colour is a light one. */
+  isLight(value, i) {
+    const colour = this.colours[this.colourOf(value, i, 1)];
+    return 0.3 * (colour & 255) + 0.59 * ((colour >> 8) & 255) + 0.11 * ((colour >> 16) & 255) > 140;
+  }
+
+  /** The number of the colour of a value in a row of cells. */
+  colourOf(value, at, cell) {
+    const { scale, hideFirst } = this.options;
+    const real = this.what === "logits" ? "linear" : scale; // logits have no share and no logarithm
+    const peaks = real === "row" ? this.peaks.get(cell)?.[hideFirst ? "rest" : "all"] : null;
+    const peak = real === "row" ? (this.nearPeaks?.get(at)?.[1] ?? peaks?.[at] ?? this.range.high) : 1;
+    const share = value === -Infinity ? 0 : shareOf(real, value, this.range, peak || 1);
+    return share > 0 ? Math.min(255, Math.round(share * 255)) : 0;
+  }
+
   drawTile(pen, { cell, row, col }, tile) {
     tile.picture ??= this.paint(tile, cell, row);
     const span = cell * this.provider.tile;
@@ -296,16 +332,10 @@ export class AttentionMap extends EventTarget {
     const image = pen.createImageData(tile.cols, tile.rows);
     const pixels = new Uint32Array(image.data.buffer);
     const values = numbers(tile, this.options);
-    const { scale, hideFirst } = this.options;
-    const real = this.what === "logits" ? "linear" : scale; // logits have no share and no logarithm
-    const peaks = this.peaks.get(cell)?.[hideFirst ? "rest" : "all"];
     for (let n = 0; n < values.length; n++) {
       const value = values[n];
       if (Number.isNaN(value)) continue; // nothing visible: transparent
-      const at = row * this.provider.tile + Math.floor(n / tile.cols);
-      const peak = real === "row" ? (this.nearPeaks?.get(at)?.[1] ?? peaks?.[at] ?? this.range.high) : 1;
-      const share = value === -Infinity ? 0 : shareOf(real, value, this.range, peak || 1);
-      pixels[n] = this.colours[share > 0 ? Math.min(255, Math.round(share * 255)) : 0];
+      pixels[n] = this.colours[this.colourOf(value, row * this.provider.tile + Math.floor(n / tile.cols), cell)];
     }
     pen.putImageData(image, 0, 0);
     return picture;
@@ -381,9 +411,10 @@ export class AttentionMap extends EventTarget {
     pen.textBaseline = "top";
     pen.fillStyle = colour[across];
     pen.textAlign = "left";
-    pen.fillText(`${names[across]} →`, left, 2);
+    const [x0, y0] = this.view.point(0, 0).map((x) => Math.max(0, x)); // names and labels stand beside the matrix, not beside the plot
+    pen.fillText(`${names[across]} →`, left + x0, y0 + 2);
     pen.save();
-    pen.translate(2, top);
+    pen.translate(x0 + 2, top + y0);
     pen.rotate(-Math.PI / 2);
     pen.fillStyle = colour[down];
     pen.textAlign = "right";
@@ -400,7 +431,6 @@ export class AttentionMap extends EventTarget {
       for (let n = Math.ceil(Math.max(0, start) / step) * step; n < Math.min(length, start + size / scale); n += step)
         place((n - start) * scale, String(n), this.ink.text, false);
     };
-    const [x0, y0] = this.view.point(0, 0).map((x) => Math.max(0, x)); // labels stand beside the matrix, not beside the plot
     marks(down, v, height, this.view.vLen, (y, text, ink) => {
       if (y < 0 || y > height) return;
       pen.fillStyle = ink;

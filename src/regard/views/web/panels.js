@@ -6,6 +6,9 @@ import { fill, h } from "./dom.js";
 import { json } from "./server.js";
 import { say } from "./words.js";
 
+/** A term's name without its numbers where it is long: Static(Buckets(…)). All of it is in the title. */
+const short = (name) => (name.length > 26 && name.includes("(") ? name.replace(/^((?:[^(]*\(){1,2}).*$/, (_, start) => `${start}…${")".repeat(start.split("(").length - 1)}`) : name);
+
 export class Panels {
   constructor(element, { look, announce }) {
     [this.look, this.announce] = [look, announce];
@@ -73,7 +76,7 @@ export class Panels {
       return h("div", { className: "bar" }, stick);
     };
     const named = (name) => (name === "content" ? say("content") : name);
-    const line = (name, value, sum) => h("tr", { className: sum ? "sum" : "" }, h("td", {}, name), h("td", {}, sum ? null : bar(value)), h("td", { className: "n" }, human(value)));
+    const line = (name, value, sum) => h("tr", { className: sum ? "sum" : "" }, h("td", { title: name }, short(name)), h("td", {}, sum ? null : bar(value)), h("td", { className: "n" }, human(value)));
     const rows = [...cell.parts.map((part) => line(named(part.name), part.value)), line(say("logitIs"), cell.logit, true), line(say("lse"), cell.lse, true), line(say("softmax"), cell.weight, true)];
     if (cell.share_of_output !== null && cell.share_of_output !== undefined) rows.push(line(say("share"), cell.share_of_output, true));
     fill(this.parts, h("h2", {}, say("explain")), h("table", { className: "parts" }, h("tbody", {}, rows)));
@@ -107,15 +110,16 @@ export class Panels {
       const step = (qLen + kLen - 1) / found.mass.length;
       const zero = (0 - found.first) / step - 0.5;
       const near = step > 1 ? (n) => `δ ≈ ${Math.round(found.first + (n + 0.5) * step)}` : (n) => `δ = ${found.first + n}`;
-      shown.push(chart(say("profile"), found.mass, { nameOf: near, zero, colour: "delta" }));
+      shown.push(chart(say("profile"), found.mass, { nameOf: near, zero, colour: "delta", id: "chart-mass" }));
     }
     const toQuery = (n) => this.look(Math.floor(n * per(found.entropy, qLen)), null);
     const toKey = (n) => this.look(null, Math.floor(n * per(found.received, kLen)));
-    shown.push(chart(say("entropy"), found.entropy, { nameOf: span(found.entropy, qLen), colour: "query", choose: toQuery }));
-    shown.push(chart(say("received"), found.received, { nameOf: span(found.received, kLen), colour: "key", choose: toKey }));
+    shown.push(chart(say("entropy"), found.entropy, { nameOf: span(found.entropy, qLen), colour: "query", choose: toQuery, id: "chart-entropy" }));
+    shown.push(chart(say("received"), found.received, { nameOf: span(found.received, kLen), colour: "key", choose: toKey, id: "chart-received" }));
     const names = { self: "selfShare", previous: "previous", first: "first", induction: "induction", toeplitz: "toeplitz" };
     const shares = Object.entries(found.shares ?? {}).filter(([name, value]) => value !== null && name in names);
     const list = shares.map(([name, value]) => [h("dt", {}, say(names[name])), h("dd", { data: { share: name } }, human(value, true))]);
-    fill(this.profiles, ...shown, shares.length ? [h("h2", {}, say("shares")), h("dl", { className: "shares" }, list.flat())] : null);
+    this.profiles.dataset.state = found.exact ? "exact" : "sample";
+    fill(this.profiles, found.exact ? null : h("span", { className: "badge sample" }, say("sampleNote", { percent: Math.floor(100 * found.progress) })), ...shown, shares.length ? [h("h2", {}, say("shares")), h("dl", { className: "shares" }, list.flat())] : null);
   }
 }

@@ -53,10 +53,22 @@ export async function provider(source, look, head, labels) {
 
 const BLOCK = 4096;
 
-/** Labels of a look's queries and keys, fetched in blocks when first needed; numbers until they are there. */
+/** Labels of a look's queries and keys, fetched in blocks when first needed; numbers, or cells of the grid, where there are none. */
 export class Labels {
-  constructor(source, look, changed) {
-    [this.path, this.changed, this.blocks] = [`/api/labels/${source}/${look}`, changed, new Map()];
+  constructor(source, look, changed, geometry = null) {
+    [this.path, this.changed, this.blocks, this.geometry] = [`/api/labels/${source}/${look}`, changed, new Map(), geometry];
+  }
+
+  /** Whether tokens have names of their own. */
+  get named() {
+    return Boolean(this.blocks.get("k0")?.length);
+  }
+
+  place(side, n) {
+    if (!this.geometry) return String(n);
+    const alone = side === "q" ? this.geometry.q_unplaced - this.geometry.q_start : this.geometry.unplaced - this.geometry.k_start;
+    const [at, wide] = [n - alone, this.geometry[side][1]];
+    return at < 0 ? String(n) : `(${Math.floor(at / wide)}, ${at % wide})`;
   }
 
   /** The first block of both sides: enough for short texts. */
@@ -68,7 +80,7 @@ export class Labels {
     const block = Math.floor(n / BLOCK);
     const held = this.blocks.get(`${side}${block}`);
     if (held === undefined) this.fetch(side, block);
-    return held?.[n - block * BLOCK] ?? String(n);
+    return held?.[n - block * BLOCK] ?? this.place(side, n);
   }
 
   async fetch(side, block) {

@@ -3,12 +3,12 @@
 const START = {
   source: "", look: 0, head: 0, i: null, j: null, u: null, v: null, z: null, turned: false,
   what: "weights", scale: "linear", map: "viridis", pooling: "mean", hideFirst: false,
-  grid: false, with: "", lang: "", theme: "",
+  grid: false, deep: false, picture: "both", with: "", lang: "", theme: "",
 }; // prettier-ignore
 
 const short = {
   source: "s", look: "l", head: "h", i: "i", j: "j", u: "u", v: "v", z: "z", turned: "t",
-  what: "w", scale: "n", map: "c", pooling: "p", hideFirst: "f", grid: "g", with: "x", lang: "lang", theme: "theme",
+  what: "w", scale: "n", map: "c", pooling: "p", hideFirst: "f", grid: "g", deep: "deep", picture: "picture", with: "x", lang: "lang", theme: "theme",
 }; // prettier-ignore
 
 export function readAddress(hash = location.hash) {

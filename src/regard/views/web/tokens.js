@@ -1,5 +1,6 @@
 // The text itself, each token shaded by the weight the query looked at gives it.
 
+import { human } from "./colour.js";
 import { fill, h } from "./dom.js";
 import { say } from "./words.js";
 
@@ -48,7 +49,11 @@ export class Tokens {
       const weights = await this.weights(pair.i, this.start, MOST);
       if (this.row !== key) return;
       const top = weights.reduce((most, x) => (x > most ? x : most), 1e-12);
-      this.buttons.forEach((button, n) => (button.style.backgroundColor = `rgb(var(--shade) / ${(0.85 * weights[n]) / top})`));
+      this.buttons.forEach((button, n) => {
+        button.style.backgroundColor = `rgb(var(--shade) / ${(0.85 * weights[n]) / top})`;
+        button.title = `${button.dataset.j} “${button.textContent}”: ${human(weights[n])}`;
+        button.dataset.weight = weights[n];
+      });
     }
     for (const button of this.buttons) {
       button.classList.toggle("key", Number(button.dataset.j) === pair.j);

@@ -92,12 +92,12 @@ export class View {
 
   /** Keep the matrix in the plot: no empty margin on a side that has more to show. */
   settle() {
-    const keep = (start, length, size) => {
+    const keep = (start, length, size, rest) => {
       const shown = size / this.scale;
-      return shown >= length ? (length - shown) / 2 : Math.max(0, Math.min(length - shown, start));
+      return shown >= length ? (length - shown) * rest : Math.max(0, Math.min(length - shown, start));
     };
-    this.u = keep(this.u, this.uLen, this.width);
-    this.v = keep(this.v, this.vLen, this.height);
+    this.u = keep(this.u, this.uLen, this.width, 0.5); // what is small stands in the middle,
+    this.v = keep(this.v, this.vLen, this.height, 0); // and at the top
   }
 
   /** Queries and keys in sight: [i0, i1, j0, j1], ends excluded. */
