@@ -165,6 +165,18 @@ def test_cells_smaller_and_larger_than_a_tile(cells, mask):
 
 
 @here
+@pytest.mark.parametrize("q_len, k_len", [(64, 64), (50, 70)], ids=["whole tiles", "others"])
+def test_small_cells_beside_a_table(q_len, k_len):
+    """Keys of a tile come in another order where the table is constant: cells and mass received must not mind."""
+
+    def make():
+        return problem(q_len, k_len, q_start=0, position=drawn(rg.recipes.t5(2, **SHORT_T5)))
+
+    compare(make, (rg.Heatmap(16), rg.Received()))
+    compare(make, (rg.Received(),))
+
+
+@here
 @pytest.mark.parametrize("factor", [1.0, 0.0, -0.0])
 def test_equal_logits_rank_by_the_lower_key(factor):
     """Four keys come again and again, one of them late; or all logits are 0, of either sign."""
@@ -193,8 +205,15 @@ def test_what_has_no_kernel_is_shown_strips(monkeypatch):
 
 
 @here
-def test_a_problem_that_no_kernel_takes_is_shown_strips():
-    compare(lambda: problem(20, 20, dim=300), (rg.Entropy(), rg.Profile()))
+def test_a_problem_that_no_kernel_takes_is_shown_strips(monkeypatch):
+    from regard.engines import triton as engine
+
+    monkeypatch.setitem(globals(), "kernels", lambda A, asked: A.summarize(*asked, progress=False))
+    shown = []
+    monkeypatch.setattr(tiled, "reduce", lambda p, s, *rest, real=tiled.reduce: (shown.extend(s), real(p, s, *rest))[1])
+    asked = (rg.Entropy(), rg.Profile())
+    compare(lambda: problem(20, 20, dim=300), asked)
+    assert engine.tiled is tiled and tuple(shown) == asked
 
 
 @here
@@ -250,3 +269,51 @@ def test_a_log_sum_exp_that_is_known_saves_the_first_pass(monkeypatch):
     for a, b in zip(first, second, strict=True):
         for x, y in zip(a, b, strict=True):
             torch.testing.assert_close(x, y)
+
+
+@here
+def test_a_maximum_that_was_kept_too_long_is_found_again():
+    """In half precision the maximum of the first tile is kept; where a logit is far above, tiles come again."""
+
+    def make(late):
+        q, k, description = problem(40, 100, heads=1, kv_heads=1, dtype=torch.float16, q_start=0)
+        k[:, :, :late], k[:, :, late:] = -12, 12  # logits more than 128 apart, in units of log 2
+        return q.abs() * 3, k, description | {"position": drawn(rg.recipes.t5(1, **SHORT_T5))}
+
+    compare(lambda: make(70), (rg.TopK(3), rg.Entropy(), rg.Received()), ordered=False)
+    compare(lambda: make(20), (rg.Entropy(),))
+
+
+@here
+@pytest.mark.parametrize("mask, dtype", [(rg.window(90, 80), torch.float32), (None, torch.float16)], ids=str)
+def test_groups_of_several_tiles(monkeypatch, mask, dtype):
+    """As with very many keys: few groups, each of some tiles, looked at in several chunks."""
+    from regard.engines.triton import summaries
+
+    monkeypatch.setattr(summaries, "GROUPS", 8)
+    monkeypatch.setattr(summaries, "CHUNK", 32)
+
+    def make():
+        return problem(40, 300, heads=1, kv_heads=1, q_start=130, mask=mask, dtype=dtype)
+
+    compare(make, (rg.TopK(2), rg.TopK(1)), ordered=dtype == torch.float32)
+
+
+@here
+def test_more_keys_than_are_looked_at_together():
+    compare(lambda: problem(20, 90, heads=1, kv_heads=1, q_start=0, mask=rg.keys(3, 80)), (rg.TopK(40),))
+
+
+@here
+@pytest.mark.parametrize("distinct", [600, 5])
+def test_sixteens_of_groups_and_portions_of_rows(monkeypatch, distinct):
+    """Many groups are found in two steps; and where groups of all rows are too many, some rows come at a time."""
+    from regard.engines.triton import summaries
+
+    monkeypatch.setattr(summaries, "ROOM", 1)
+
+    def make():
+        q, k, description = problem(40, distinct, heads=1, kv_heads=1, q_start=0)
+        return q, k[:, :, numbers(600).argsort() % distinct], description
+
+    compare(make, (rg.TopK(2), rg.Entropy()))

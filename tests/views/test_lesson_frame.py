@@ -114,7 +114,7 @@ UNNAMED = """() => {
 }"""
 
 
-@pytest.mark.parametrize("name", sorted(set(PARTS) - {"grid", "real"}))  # canvases there are nameless until pointed at
+@pytest.mark.parametrize("name", PARTS)
 def test_every_control_is_reached_by_tab_and_has_a_name(lesson, name):
     page = lesson(name)
     for _ in range(page.evaluate(CONTROLS) + 2):

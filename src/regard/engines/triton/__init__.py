@@ -1,9 +1,9 @@
 """The GPU engine: Triton kernels that compute tiles of A where they are used, forward and backward.
 
 `given` and `prepare` turn a problem into the few tensors a kernel reads; `tiles` computes logits and masks of a tile
-for every kernel; `product`, `reverse`, `diagonal`, `axes` and `looks` are kernels; `choice`, `tune`, `launch`,
-`gradients` and `summaries` start them; `border` puts tokens without a place around a grid. What the kernels do not
-take is refused here with its reason, and the plan goes to the tiled engine.
+for every kernel; `product`, `reverse`, `diagonal`, `axes`, `looks`, `rows` and `strongest` are kernels; `choice`,
+`tune`, `launch`, `gradients` and `summaries` start them; `border` puts tokens without a place around a grid. What the
+kernels do not take is refused here with its reason, and the plan goes to the tiled engine.
 
 Nothing here imports Triton until the engine is used.
 """

@@ -1,14 +1,19 @@
-"""Kernels that look at A without storing it: by rows, by columns and cells, and along diagonals (eq. 26 to 30).
+"""Kernels that look at A without storing it: by columns and cells, and along diagonals (eq. 27 to 29).
 
 | kernel | one program | gives |
 |---|---|---|
-| by_rows | a block of queries sweeps its keys | log-sum-exp, entropy, the strongest keys |
+| rows.by_rows | a block of queries sweeps its keys | log-sum-exp, entropy, groups of keys |
+| strongest.by_groups | a query sees the keys of its best groups | the strongest keys |
 | by_columns | a block of keys sweeps its queries | mass received, and cells of a heat map |
 | by_diagonals | square tiles along one block diagonal | mass per displacement |
 
-The last two take weights exp2(logit - lse) from the log-sum-exp of the first. They add whole tiles in registers and sum
-over a tile once, at the end: no atomics, and the same bits every time. A row that sees nothing, or is past the end, has
-the log-sum-exp +inf here, so that its weights are 0.
+The last two take weights exp2(logit - lse) from the log-sum-exp of the first. They add tiles in registers and sum over
+a tile once, at the end: no atomics, and the same bits every time. A row that sees nothing, or is past the end, has the
+log-sum-exp +inf here, so that its weights are 0.
+
+Where there is nothing but dot products, few operations a pair are left, and every one of them counts: pointers are
+computed once and moved on, what a thread has of a tile is summed in the thread, and few registers let more programs
+share a multiprocessor.
 """
 
 from __future__ import annotations
@@ -19,10 +24,8 @@ import triton.language as tl
 from .tiles import (
     across_of,
     cols_of,
-    constant_span,
     diagonal_sums,
     diagonal_table,
-    key_span,
     levels,
     logits,
     matrix,
@@ -30,12 +33,20 @@ from .tiles import (
     rows_of,
     shift_of,
     shown,
-    vector,
 )
 
-#: no key: larger than all of them
-LATE = tl.constexpr(0x7FFFFF00)
-LN2 = tl.constexpr(0.6931471805599453)
+#: sums that are kept of each row: what eight columns of a tile have side by side stays in a thread
+PARTS = tl.constexpr(8)
+
+
+@triton.jit
+def ahead(where, start, step, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of a matrix, `start` rows after `where`: pointers are computed once, and all rows are there."""
+    where += (tl.full([], 0, tl.int64) + start) * step
+    if DIM != BLOCK:
+        return tl.load(where, mask=(tl.arange(0, BLOCK) < DIM)[None, :], other=0.0)
+    else:
+        return tl.load(where)
 
 
 @triton.jit
@@ -69,225 +80,15 @@ def scores(
     )  # fmt: skip
 
 
-# by rows
-
-
-@triton.jit
-def stronger(best, keys, s, j, most):
-    """The strongest keys of those before and of a tile: each turn takes the best that is left in every row.
-
-    `most` is the largest of each row of s. Tiles come in the order of their keys, so an equal that comes later has the
-    higher key and never displaces; among the weakest that are kept, the highest key goes first.
-    """
-    least = tl.min(best, 1)
-    while tl.max((most > least).to(tl.int32), 0) > 0:
-        key = tl.min(tl.where(s == most[:, None], j[None, :], LATE), 1)
-        last = tl.max(tl.where(best == least[:, None], keys, -1), 1)
-        gains = (keys == last[:, None]) & (most > least)[:, None]
-        best, keys = tl.where(gains, most[:, None], best), tl.where(gains, key[:, None], keys)
-        s = tl.where(j[None, :] == key[:, None], float("-inf"), s)
-        least, most = tl.min(best, 1), tl.max(s, 1)
-    return best, keys
-
-
-@triton.jit
-def floor_of(crest, TOP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
-    """What the TOP strongest keys of each row have at the least, from the largest logits at each place of a tile.
-
-    These are logits of different keys, so the TOP-th of them is such a bound; a little less of it, for rounding.
-    """
-    if TOP > BLOCK_K:
-        return tl.full([BLOCK_Q], float("-inf"), tl.float32)
-    else:
-        c = tl.arange(0, BLOCK_K)
-        most = tl.max(crest, 1)
-        for _ in range(1, TOP):
-            at = tl.min(tl.where(crest == most[:, None], c[None, :], BLOCK_K), 1)
-            crest = tl.where(c[None, :] == at[:, None], float("-inf"), crest)
-            most = tl.max(crest, 1)
-        return tl.where(most == float("-inf"), most, most - tl.abs(most) * 1e-6)
-
-
-@triton.jit
-def pick_in(
-    best, keys, floor, q, k_ptr, k_step, given, b, h, i, j0, edge, rows, shift, level,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, MASKED: tl.constexpr,
-    CONSTANT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One key tile into the strongest keys: the second sweep, in which few are above the floor."""
-    j = j0 + tl.arange(0, BLOCK_K)
-    k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, MASKED)
-    s = scores(q, k, given, b, h, i, j, rows, shift, level, BLOCK_Q, CONSTANT, PRECISION)
-    if MASKED:
-        s = tl.where(shown(given, b, h, i, j, shift, False) & (j < edge)[None, :], s, float("-inf"))
-    s = tl.where(s >= floor[:, None], s, float("-inf"))
-    return stronger(best, keys, s, j, tl.max(s, 1))
-
-
-@triton.jit
-def look_in(
-    top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, edge, rows, shift, level,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, MASKED: tl.constexpr,
-    CONSTANT: tl.constexpr, PRECISION: tl.constexpr, BARE: tl.constexpr, ENTROPY: tl.constexpr, TOP: tl.constexpr,
-):  # fmt: skip
-    """One key tile into the running maximum, sum and sum of weight times logit.
-
-    TOP: and into `crest`, the largest logit so far at each place of a tile.
-    """
-    j = j0 + tl.arange(0, BLOCK_K)
-    k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, MASKED)
-    if BARE and CONSTANT and not MASKED and not TOP:  # one number is added: it joins the scale in one operation
-        dots = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        new = tl.maximum(top, tl.max(dots, 1) * given.scale + level)
-        safe = new
-        away = dots * given.scale + (level - new)[:, None]
-    else:
-        s = scores(q, k, given, b, h, i, j, rows, shift, level, BLOCK_Q, CONSTANT, PRECISION)
-        if MASKED:
-            s = tl.where(shown(given, b, h, i, j, shift, False) & (j < edge)[None, :], s, float("-inf"))
-        most = tl.max(s, 1)
-        new = tl.maximum(top, most)
-        safe = tl.where(new == float("-inf"), 0.0, new)  # nothing seen yet
-        away = s - safe[:, None]
-        if TOP:
-            crest = tl.maximum(crest, s)
-    weights = tl.exp2(away)
-    fade = tl.exp2(top - safe)
-    if ENTROPY:
-        gap = tl.where(top == float("-inf"), 0.0, top - safe)
-        spread = fade * (spread + gap * total) + tl.sum(tl.where(weights > 0.0, weights * away, 0.0), 1)
-    total = total * fade + tl.sum(weights, 1)
-    return new, total, spread, crest
-
-
-@triton.jit
-def by_rows(
-    q_ptr, k_ptr, lse_ptr, entropy_ptr, logit_ptr, weight_ptr, index_ptr, given,
-    q_batch, q_head, q_step, k_batch, k_head, k_step, k_group,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr, BARE: tl.constexpr, ENTROPY: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """One block of queries of one head. BARE: see `scores`.
-
-    TOP keys are kept, in WIDTH (a power of two) places, by a second sweep that knows how strong they must be.
-    """
-    blocks = tl.cdiv(given.q_len, BLOCK_Q)
-    block = blocks - 1 - tl.program_id(0) % blocks  # the last rows of a causal matrix have the most to do
-    b, h = tl.program_id(0) // blocks // given.heads, tl.program_id(0) // blocks % given.heads
-    i0 = block * BLOCK_Q
-    i = i0 + tl.arange(0, BLOCK_Q)
-    k_ptr += b.to(tl.int64) * k_batch + (h // k_group).to(tl.int64) * k_head
-    q_ptr += b.to(tl.int64) * q_batch + h.to(tl.int64) * q_head
-    q = matrix(q_ptr, q_step, i, given.q_len, DIM, BLOCK_D, True)
-    rows, shift = rows_of(given, b, h, i), shift_of(given, b)
-
-    top = tl.full([BLOCK_Q], float("-inf"), tl.float32)
-    if given.has.sink:
-        top = tl.zeros([BLOCK_Q], tl.float32) + vector(given.sink, b, h, i * 0, 1)
-    sink = top
-    total = tl.zeros([BLOCK_Q], tl.float32)
-    spread = tl.zeros([BLOCK_Q], tl.float32)
-    crest = tl.full([BLOCK_Q, BLOCK_K if TOP else 1], float("-inf"), tl.float32)
-
-    first, full, still, last = key_span(given, b, i0, shift, BLOCK_Q, BLOCK_K)
-    left, right = constant_span(given, i0, shift, full, still, BLOCK_Q, BLOCK_K, False)
-    far_left, far_right = 0.0, 0.0
-    if given.has.clipped:
-        far_left, far_right = levels(given, b, h)
-    if given.has.mask:
-        for j0 in range(first, full, BLOCK_K):
-            top, total, spread, crest = look_in(
-                top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
-                DIM, BLOCK_D, BLOCK_Q, BLOCK_K, True, False, PRECISION, BARE, ENTROPY, TOP,
-            )  # fmt: skip
-    if given.has.clipped:
-        for j0 in range(full, left, BLOCK_K):
-            top, total, spread, crest = look_in(
-                top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, far_left,
-                DIM, BLOCK_D, BLOCK_Q, BLOCK_K, False, True, PRECISION, BARE, ENTROPY, TOP,
-            )  # fmt: skip
-    for j0 in range(left, right, BLOCK_K):
-        top, total, spread, crest = look_in(
-            top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
-            DIM, BLOCK_D, BLOCK_Q, BLOCK_K, False, not given.has.table, PRECISION, BARE, ENTROPY, TOP,
-        )  # fmt: skip
-    if given.has.clipped:
-        for j0 in range(right, still, BLOCK_K):
-            top, total, spread, crest = look_in(
-                top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, far_right,
-                DIM, BLOCK_D, BLOCK_Q, BLOCK_K, False, True, PRECISION, BARE, ENTROPY, TOP,
-            )  # fmt: skip
-    for j0 in range(still, last, BLOCK_K):
-        top, total, spread, crest = look_in(
-            top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
-            DIM, BLOCK_D, BLOCK_Q, BLOCK_K, True, False, PRECISION, BARE, ENTROPY, TOP,
-        )  # fmt: skip
-
-    whole = total
-    if given.has.sink:
-        whole += tl.where(sink == float("-inf"), 0.0, tl.exp2(sink - top))
-    blind = whole == 0.0
-    size = tl.log2(tl.where(blind, 1.0, whole))
-    inside = i < given.q_len
-    at = (b * given.heads + h).to(tl.int64) * given.q_len + i
-    tl.store(lse_ptr + at, tl.where(blind, float("inf"), top + size), mask=inside)
-    if ENTROPY:
-        tl.store(entropy_ptr + at, (size * total - spread) / tl.where(blind, 1.0, whole) * LN2, mask=inside)
-    if TOP:
-        best = tl.full([BLOCK_Q, WIDTH], float("-inf"), tl.float32)
-        keys = tl.zeros([BLOCK_Q, WIDTH], tl.int32) + LATE + tl.arange(0, WIDTH)[None, :]  # all different
-        floor = floor_of(crest, TOP, BLOCK_Q, BLOCK_K)
-        if given.has.mask:
-            for j0 in range(first, full, BLOCK_K):
-                best, keys = pick_in(
-                    best, keys, floor, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
-                    DIM, BLOCK_D, BLOCK_Q, BLOCK_K, True, False, PRECISION,
-                )  # fmt: skip
-        if given.has.clipped:
-            for j0 in range(full, left, BLOCK_K):
-                best, keys = pick_in(
-                    best, keys, floor, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, far_left,
-                    DIM, BLOCK_D, BLOCK_Q, BLOCK_K, False, True, PRECISION,
-                )  # fmt: skip
-        for j0 in range(left, right, BLOCK_K):
-            best, keys = pick_in(
-                best, keys, floor, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
-                DIM, BLOCK_D, BLOCK_Q, BLOCK_K, False, not given.has.table, PRECISION,
-            )  # fmt: skip
-        if given.has.clipped:
-            for j0 in range(right, still, BLOCK_K):
-                best, keys = pick_in(
-                    best, keys, floor, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, far_right,
-                    DIM, BLOCK_D, BLOCK_Q, BLOCK_K, False, True, PRECISION,
-                )  # fmt: skip
-        for j0 in range(still, last, BLOCK_K):
-            best, keys = pick_in(
-                best, keys, floor, q, k_ptr, k_step, given, b, h, i, j0, last, rows, shift, 0.0,
-                DIM, BLOCK_D, BLOCK_Q, BLOCK_K, True, False, PRECISION,
-            )  # fmt: skip
-        for n in tl.static_range(TOP):
-            s = tl.max(best, 1)
-            key = tl.min(tl.where(best == s[:, None], keys, 0x7FFFFFFF), 1)
-            taken = keys == key[:, None]
-            best, keys = tl.where(taken, float("-inf"), best), tl.where(taken, 0x7FFFFFFF, keys)
-            found = s > float("-inf")
-            tl.store(logit_ptr + at * TOP + n, s * LN2, mask=inside)
-            tl.store(weight_ptr + at * TOP + n, tl.where(found, tl.exp2(s - top - size), 0.0), mask=inside)
-            tl.store(index_ptr + at * TOP + n, tl.where(found, key, -1).to(tl.int64), mask=inside)
-
-
 # by columns
 
 
 @triton.jit
 def weigh(
-    q_ptr, k, lse_ptr, q_step, given, b, h, i, j, rows_in, cols_in, shift, level,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, CHECK: tl.constexpr, CONSTANT: tl.constexpr,
-    PRECISION: tl.constexpr, BARE: tl.constexpr,
+    q, k, lse, given, b, h, i, j, cols_in, shift, level,
+    BLOCK_Q: tl.constexpr, CHECK: tl.constexpr, CONSTANT: tl.constexpr, PRECISION: tl.constexpr, BARE: tl.constexpr,
 ):  # fmt: skip
-    """Weights of queries i and keys j; 0 outside rows_in and, where CHECK, outside cols_in and where the mask hides."""
-    q = matrix(q_ptr, q_step, i, given.q_len, DIM, BLOCK_D, True)
-    lse = tl.load(lse_ptr + i, mask=rows_in, other=float("inf"))
+    """Weights of queries i and keys j; 0 where the log-sum-exp is +inf and, where CHECK, of keys that are not shown."""
     if BARE and CONSTANT and not CHECK:
         dots = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         return tl.exp2(dots * given.scale + (level - lse)[:, None])
@@ -300,56 +101,125 @@ def weigh(
 
 
 @triton.jit
+def by_pairs(x, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Sums of two rows each, eight apart: a thread has both, and keeps half as many numbers."""
+    return tl.sum(tl.reshape(x, [BLOCK_Q // 16, 2, 8, BLOCK_K]), 1)
+
+
+@triton.jit
+def split(x, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, COUNT: tl.constexpr, TURNED: tl.constexpr):
+    """Columns of a tile as COUNT of equal size, one after the other, or TURNED: every COUNT-th is in the same."""
+    return tl.reshape(x, [BLOCK_Q, BLOCK_K // COUNT, COUNT] if TURNED else [BLOCK_Q, COUNT, BLOCK_K // COUNT])
+
+
+@triton.jit
+def keys_of(
+    n, given, wide, k_parts, BLOCK_K: tl.constexpr, WIDE: tl.constexpr, TURNED: tl.constexpr, DENSE: tl.constexpr
+):  # fmt: skip
+    """Keys of the n-th block, and which of them are there. TURNED: neighbours are keys of different cells.
+
+    DENSE: cells fill their room, so keys that are not turned follow one another, and are known to.
+    """
+    cells: tl.constexpr = BLOCK_K // WIDE
+    c = tl.arange(0, BLOCK_K)
+    if DENSE and not TURNED:
+        j = n * BLOCK_K + c
+        return j, j < given.k_len
+    else:
+        if TURNED:
+            cell, inner = c % cells, c // cells
+        else:
+            cell, inner = c // WIDE, c % WIDE
+        inner += n % k_parts * BLOCK_K
+        j = (n // k_parts * cells + cell) * wide + inner
+        return j, (inner < wide) & (j < given.k_len)
+
+
+@triton.jit
 def sweep(
-    received, begin, end, q_ptr, k, lse_ptr, q_step, given, b, h, j, cols_in, shift, level,
-    sum_ptr, count_ptr, max_ptr, columns, column, high, q_cells, parts,
+    received, begin, end, q_ptr, k_ptr, lse_ptr, q_step, k_step, given, b, h, n, shift, level,
+    sum_ptr, count_ptr, max_ptr, columns, high, wide, q_cells, parts, k_parts,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BARE: tl.constexpr, CHECK: tl.constexpr,
-    CONSTANT: tl.constexpr, RECEIVED: tl.constexpr, POOL: tl.constexpr, COUNT: tl.constexpr,
+    CONSTANT: tl.constexpr, RECEIVED: tl.constexpr, POOL: tl.constexpr, COUNT: tl.constexpr, EVEN: tl.constexpr,
+    DENSE: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
     """Groups of rows from begin to end, into the mass received and into cells.
 
     A group is BLOCK_Q / HIGH cells of `high` rows. Its tiles take HIGH rows of each cell at a time and are added up in
-    registers: a cell is summed once.
+    registers, a few columns of them: a cell is summed once. EVEN: every group is whole.
     """
-    a = tl.arange(0, BLOCK_Q)
-    for g in tl.range(begin, end, flatten=POOL):
-        if POOL:
+    cells: tl.constexpr = BLOCK_K // WIDE
+    kept: tl.constexpr = PARTS if CONSTANT and cells < PARTS else cells
+    j, cols_in = keys_of(n, given, wide, k_parts, BLOCK_K, WIDE, CONSTANT, DENSE)
+    k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, True)
+    column = n * cells + tl.arange(0, cells)
+    a, d = tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_D)
+    inner = a % HIGH
+    i0 = a // HIGH * high + inner
+    where = q_ptr + i0[:, None].to(tl.int64) * q_step + d[None, :]
+    mine = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    if POOL:
+        for g in tl.range(begin, end, flatten=FLAT):
             line = g * (BLOCK_Q // HIGH)
-            held = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-            peak = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-            seen = tl.zeros([BLOCK_Q, BLOCK_K], tl.int32)
-            for part in range(0, parts):
-                inner = part * HIGH + a % HIGH
-                i = (line + a // HIGH) * high + inner
-                rows_in = (inner < high) & (i < given.q_len)
+            held = tl.zeros([BLOCK_Q, kept], tl.float32)
+            peak = tl.zeros([BLOCK_Q, kept], tl.float32)
+            seen = tl.zeros([BLOCK_Q, kept], tl.int32)
+            for part in range(parts):
+                start = line * high + part * HIGH
+                i = i0 + start
+                rows_in = (part * HIGH + inner < high) & (i < given.q_len)
+                if EVEN:
+                    q, lse = ahead(where, start, q_step, DIM, BLOCK_D), tl.load(lse_ptr + i)
+                else:
+                    q = matrix(q_ptr, q_step, i, given.q_len, DIM, BLOCK_D, True)
+                    lse = tl.load(lse_ptr + i, mask=rows_in, other=float("inf"))
                 weights = weigh(
-                    q_ptr, k, lse_ptr, q_step, given, b, h, i, j, rows_in, cols_in, shift, level,
-                    DIM, BLOCK_D, BLOCK_Q, CHECK, CONSTANT, PRECISION, BARE,
-                )  # fmt: skip
-                held += weights
-                peak = tl.maximum(peak, weights)
+                    q, k, lse, given, b, h, i, j, cols_in, shift, level, BLOCK_Q, CHECK, CONSTANT, PRECISION, BARE
+                )
+                held += tl.sum(split(weights, BLOCK_Q, BLOCK_K, kept, CONSTANT), 1 if CONSTANT else 2)
+                peak = tl.maximum(peak, tl.max(split(weights, BLOCK_Q, BLOCK_K, kept, CONSTANT), 1 if CONSTANT else 2))
+                if RECEIVED:
+                    if CONSTANT:
+                        received += by_pairs(weights, BLOCK_Q, BLOCK_K)
+                    else:
+                        mine += weights
                 if COUNT:
-                    both = rows_in[:, None] & cols_in[None, :]
-                    seen += (shown(given, b, h, i, j, shift, False) & both).to(tl.int32)
-            if RECEIVED:
-                received += held
+                    both = shown(given, b, h, i, j, shift, False) & rows_in[:, None] & cols_in[None, :]
+                    both = split(both.to(tl.int32), BLOCK_Q, BLOCK_K, kept, CONSTANT)
+                    seen += tl.sum(both, 1 if CONSTANT else 2)
             lines = line + tl.arange(0, BLOCK_Q // HIGH)
             at = lines[:, None].to(tl.int64) * columns + column[None, :]
             inside = (lines < q_cells)[:, None] & (column < columns)[None, :]
-            cells = tl.reshape(held, [BLOCK_Q // HIGH, HIGH, BLOCK_K // WIDE, WIDE])
-            tl.store(sum_ptr + at, tl.sum(tl.sum(cells, 3), 1), mask=inside)
-            cells = tl.reshape(peak, [BLOCK_Q // HIGH, HIGH, BLOCK_K // WIDE, WIDE])
-            tl.store(max_ptr + at, tl.max(tl.max(cells, 3), 1), mask=inside)
+            some = tl.reshape(held, [BLOCK_Q // HIGH, HIGH, kept // cells, cells])
+            tl.store(sum_ptr + at, tl.sum(tl.sum(some, 2), 1), mask=inside)
+            some = tl.reshape(peak, [BLOCK_Q // HIGH, HIGH, kept // cells, cells])
+            tl.store(max_ptr + at, tl.max(tl.max(some, 2), 1), mask=inside)
             if COUNT:
-                cells = tl.reshape(seen, [BLOCK_Q // HIGH, HIGH, BLOCK_K // WIDE, WIDE])
-                tl.store(count_ptr + at, tl.sum(tl.sum(cells, 3), 1), mask=inside)
-        else:
+                some = tl.reshape(seen, [BLOCK_Q // HIGH, HIGH, kept // cells, cells])
+                tl.store(count_ptr + at, tl.sum(tl.sum(some, 2), 1), mask=inside)
+    else:
+        coming = tl.zeros([BLOCK_Q], tl.float32)
+        if EVEN:  # each tile loads the log-sum-exp of the next
+            coming = tl.load(lse_ptr + tl.minimum(begin * BLOCK_Q, given.q_len - BLOCK_Q) + a)
+        for g in range(begin, end):
             i = g * BLOCK_Q + a
-            received += weigh(
-                q_ptr, k, lse_ptr, q_step, given, b, h, i, j, i < given.q_len, cols_in, shift, level,
-                DIM, BLOCK_D, BLOCK_Q, CHECK, CONSTANT, PRECISION, BARE,
-            )  # fmt: skip
+            if EVEN:
+                q, lse = ahead(where, g * BLOCK_Q, q_step, DIM, BLOCK_D), coming
+                coming = tl.load(lse_ptr + tl.minimum((g + 1) * BLOCK_Q, given.q_len - BLOCK_Q) + a)
+            else:
+                q = matrix(q_ptr, q_step, i, given.q_len, DIM, BLOCK_D, True)
+                lse = tl.load(lse_ptr + i, mask=i < given.q_len, other=float("inf"))
+            weights = weigh(
+                q, k, lse, given, b, h, i, j, cols_in, shift, level, BLOCK_Q, CHECK, CONSTANT, PRECISION, BARE
+            )
+            if CONSTANT:
+                received += by_pairs(weights, BLOCK_Q, BLOCK_K)
+            else:
+                mine += weights
+    if RECEIVED and not CONSTANT:  # in the order of the others
+        pairs = tl.reshape(by_pairs(mine, BLOCK_Q, BLOCK_K), [BLOCK_Q // 16, 8, cells, WIDE])
+        received += tl.reshape(tl.permute(pairs, (0, 1, 3, 2)), [BLOCK_Q // 16, 8, BLOCK_K])
     return received
 
 
@@ -359,30 +229,30 @@ def by_columns(
     q_batch, q_head, q_step, k_batch, k_head, k_step, k_group, high, wide, q_cells, columns, q_parts, k_parts, blocks,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BARE: tl.constexpr, CHECK: tl.constexpr,
-    RECEIVED: tl.constexpr, POOL: tl.constexpr, COUNT: tl.constexpr,
+    RECEIVED: tl.constexpr, POOL: tl.constexpr, COUNT: tl.constexpr, EVEN: tl.constexpr, DENSE: tl.constexpr,
+    FLAT: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys of one head: some cells wide (WIDE, a power of two, keys of room each), or a part of a cell."""
+    """One block of keys of one head: some cells wide (WIDE, a power of two, keys of room each), or a part of a cell.
+
+    Keys are TURNED (see `keys_of`) so that a thread has all keys of a cell; but not where a table is read, in whole
+    vectors.
+    """
     n = tl.program_id(0) % blocks
     b, h = tl.program_id(0) // blocks // given.heads, tl.program_id(0) // blocks % given.heads
     k_ptr += b.to(tl.int64) * k_batch + (h // k_group).to(tl.int64) * k_head
     q_ptr += b.to(tl.int64) * q_batch + h.to(tl.int64) * q_head
     lse_ptr += (b * given.heads + h).to(tl.int64) * given.q_len
-    c = tl.arange(0, BLOCK_K)
-    inner = (n % k_parts) * BLOCK_K + c % WIDE
-    j = ((n // k_parts) * (BLOCK_K // WIDE) + c // WIDE) * wide + inner
-    cols_in = (inner < wide) & (j < given.k_len)
-    k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, True)
     shift = shift_of(given, b)
 
-    column = n * (BLOCK_K // WIDE) + tl.arange(0, BLOCK_K // WIDE)
-    cells = (b * given.heads + h).to(tl.int64) * q_cells * columns
-    sum_ptr += cells
-    count_ptr += cells
-    max_ptr += cells
-    received = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    cells: tl.constexpr = BLOCK_K // WIDE
+    first_cell = (b * given.heads + h).to(tl.int64) * q_cells * columns
+    sum_ptr += first_cell
+    count_ptr += first_cell
+    max_ptr += first_cell
+    received = tl.zeros([BLOCK_Q // 16, 8, BLOCK_K], tl.float32)
 
     group = (BLOCK_Q // HIGH) * high  # rows
-    j0 = (n // k_parts) * (BLOCK_K // WIDE) * wide + (n % k_parts) * BLOCK_K
+    j0 = (n // k_parts) * cells * wide + (n % k_parts) * BLOCK_K
     first, _, _, last = query_span(given, b, j0, shift, BLOCK_Q, BLOCK_K)
     begin, end = first // group, tl.cdiv(last, group)
     near, after = begin, end
@@ -394,24 +264,25 @@ def by_columns(
         near = tl.minimum(tl.maximum(near, begin), end)
         after = tl.minimum(tl.maximum(after, near), end)
         received = sweep(
-            received, begin, near, q_ptr, k, lse_ptr, q_step, given, b, h, j, cols_in, shift, far_right,
-            sum_ptr, count_ptr, max_ptr, columns, column, high, q_cells, q_parts,
-            DIM, BLOCK_D, BLOCK_Q, BLOCK_K, HIGH, WIDE, PRECISION, BARE, CHECK, True, RECEIVED, POOL, COUNT,
+            received, begin, near, q_ptr, k_ptr, lse_ptr, q_step, k_step, given, b, h, n, shift, far_right,
+            sum_ptr, count_ptr, max_ptr, columns, high, wide, q_cells, q_parts, k_parts, DIM, BLOCK_D, BLOCK_Q, BLOCK_K,
+            HIGH, WIDE, PRECISION, BARE, CHECK, True, RECEIVED, POOL, COUNT, EVEN, DENSE, FLAT,
         )  # fmt: skip
     received = sweep(
-        received, near, after, q_ptr, k, lse_ptr, q_step, given, b, h, j, cols_in, shift, 0.0,
-        sum_ptr, count_ptr, max_ptr, columns, column, high, q_cells, q_parts,
-        DIM, BLOCK_D, BLOCK_Q, BLOCK_K, HIGH, WIDE, PRECISION, BARE, CHECK, not given.has.table, RECEIVED, POOL, COUNT,
+        received, near, after, q_ptr, k_ptr, lse_ptr, q_step, k_step, given, b, h, n, shift, 0.0,
+        sum_ptr, count_ptr, max_ptr, columns, high, wide, q_cells, q_parts, k_parts, DIM, BLOCK_D, BLOCK_Q, BLOCK_K,
+        HIGH, WIDE, PRECISION, BARE, CHECK, not given.has.table, RECEIVED, POOL, COUNT, EVEN, DENSE, FLAT,
     )  # fmt: skip
     if given.has.clipped:
         received = sweep(
-            received, after, end, q_ptr, k, lse_ptr, q_step, given, b, h, j, cols_in, shift, far_left,
-            sum_ptr, count_ptr, max_ptr, columns, column, high, q_cells, q_parts,
-            DIM, BLOCK_D, BLOCK_Q, BLOCK_K, HIGH, WIDE, PRECISION, BARE, CHECK, True, RECEIVED, POOL, COUNT,
+            received, after, end, q_ptr, k_ptr, lse_ptr, q_step, k_step, given, b, h, n, shift, far_left,
+            sum_ptr, count_ptr, max_ptr, columns, high, wide, q_cells, q_parts, k_parts, DIM, BLOCK_D, BLOCK_Q, BLOCK_K,
+            HIGH, WIDE, PRECISION, BARE, CHECK, True, RECEIVED, POOL, COUNT, EVEN, DENSE, FLAT,
         )  # fmt: skip
     if RECEIVED:
+        j, cols_in = keys_of(n, given, wide, k_parts, BLOCK_K, WIDE, True, DENSE)
         at = (b * given.heads + h).to(tl.int64) * given.k_len + j
-        tl.store(received_ptr + at, tl.sum(received, 0), mask=cols_in)
+        tl.store(received_ptr + at, tl.sum(tl.sum(received, 1), 0), mask=cols_in)
 
 
 # along diagonals
@@ -426,8 +297,9 @@ def by_diagonals(
 ):  # fmt: skip
     """Tiles of one head whose corners lie on one diagonal, i0 - j0 = off * BLOCK_K, summed by displacement.
 
-    A table is the same on all of these tiles: it is read once. STRAIGHT: no mask but bounds on the displacement. The
-    sums are BLOCK_Q / BLOCK_K + 1 rows of BLOCK_K, from the displacement off * BLOCK_K - BLOCK_K on.
+    A table is the same on all of these tiles: it is read once, and is a number where it is constant. STRAIGHT: no mask
+    but bounds on the displacement. The sums are BLOCK_Q / BLOCK_K + 1 rows of BLOCK_K, from the displacement
+    off * BLOCK_K - BLOCK_K on.
     """
     tall: tl.constexpr = BLOCK_Q // BLOCK_K
     q_blocks, k_blocks = tl.cdiv(given.q_len, BLOCK_Q), tl.cdiv(given.k_len, BLOCK_K)
@@ -440,14 +312,14 @@ def by_diagonals(
     q_ptr += b.to(tl.int64) * q_batch + h.to(tl.int64) * q_head
     lse_ptr += (b * given.heads + h).to(tl.int64) * given.q_len
     shift = shift_of(given, b)
-    a, c = tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_K)
+    a, c, d = tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_D)
 
     begin, end = tl.cdiv(tl.maximum(off, 0), tall), tl.minimum(q_blocks, tl.cdiv(k_blocks + off, tall))
+    low, high = off * BLOCK_K - (BLOCK_K - 1) + shift, off * BLOCK_K + (BLOCK_Q - 1) + shift  # displacements
     whole = begin
     if STRAIGHT:
         whole = tl.minimum(given.q_len // BLOCK_Q, tl.cdiv(tl.maximum(given.k_len // BLOCK_K + off, 0), tall))
         if given.has.mask:
-            low, high = off * BLOCK_K - (BLOCK_K - 1) + shift, off * BLOCK_K + (BLOCK_Q - 1) + shift
             if given.mask.lo is not None:
                 whole = tl.where(low >= given.mask.lo, whole, begin)
                 end = tl.where(high >= given.mask.lo, end, begin)
@@ -456,24 +328,42 @@ def by_diagonals(
                 end = tl.where(low <= given.mask.hi, end, begin)
         whole = tl.maximum(tl.minimum(whole, end), begin)
 
-    level = 0.0
-    if given.has.table:
-        level = diagonal_table(given, b, h, off * BLOCK_K, BLOCK_Q, BLOCK_K).to(tl.float32)
     total = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-    for t in range(begin, whole):
+    flat, far = begin, 0.0
+    if BARE and not given.has.table:
+        flat = whole
+    elif BARE and given.has.clipped:  # all of these tiles are where the table is constant, or none
+        far_left, far_right = levels(given, b, h)
+        far = tl.where(low >= given.table.reach, far_left, far_right)
+        flat = tl.where((low >= given.table.reach) | (high <= -given.table.reach), whole, begin)
+    if BARE:
+        q_where = q_ptr + a[:, None].to(tl.int64) * q_step + d[None, :]
+        k_where = k_ptr + (c - off * BLOCK_K)[:, None].to(tl.int64) * k_step + d[None, :]
+        coming = tl.load(lse_ptr + begin * BLOCK_Q + a, mask=begin * BLOCK_Q + a < given.q_len, other=0.0)
+        for t in range(begin, flat):
+            q = ahead(q_where, t * BLOCK_Q, q_step, DIM, BLOCK_D)
+            k = ahead(k_where, t * BLOCK_Q, k_step, DIM, BLOCK_D)
+            lse = coming
+            coming = tl.load(lse_ptr + tl.minimum(t + 1, flat - 1) * BLOCK_Q + a)
+            total += weigh(q, k, lse, given, b, h, a, c, c >= 0, shift, far, BLOCK_Q, False, True, PRECISION, True)
+
+    level = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    if given.has.table:
+        if flat < end:
+            level = diagonal_table(given, b, h, off * BLOCK_K, BLOCK_Q, BLOCK_K).to(tl.float32)
+    for t in range(flat, whole):
         i, j = t * BLOCK_Q + a, t * BLOCK_Q - off * BLOCK_K + c
+        q = matrix(q_ptr, q_step, i, given.q_len, DIM, BLOCK_D, False)
         k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, False)
-        total += weigh(
-            q_ptr, k, lse_ptr, q_step, given, b, h, i, j, i < given.q_len, j < given.k_len, shift, level,
-            DIM, BLOCK_D, BLOCK_Q, False, True, PRECISION, BARE and not given.has.table,
-        )  # fmt: skip
+        lse = tl.load(lse_ptr + i)
+        total += weigh(q, k, lse, given, b, h, i, j, j >= 0, shift, level, BLOCK_Q, False, True, PRECISION, False)
     for t in range(whole, end):
         i, j = t * BLOCK_Q + a, t * BLOCK_Q - off * BLOCK_K + c
+        q = matrix(q_ptr, q_step, i, given.q_len, DIM, BLOCK_D, True)
         k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, True)
-        total += weigh(
-            q_ptr, k, lse_ptr, q_step, given, b, h, i, j, i < given.q_len, j < given.k_len, shift, level,
-            DIM, BLOCK_D, BLOCK_Q, True, True, PRECISION, False,
-        )  # fmt: skip
+        lse = tl.load(lse_ptr + i, mask=i < given.q_len, other=float("inf"))
+        inside = j < given.k_len
+        total += weigh(q, k, lse, given, b, h, i, j, inside, shift, level, BLOCK_Q, True, True, PRECISION, False)
 
     diagonal_sums(
         total, out_ptr + ((b * given.heads + h).to(tl.int64) * count + line) * ((tall + 1) * BLOCK_K), BLOCK_Q, BLOCK_K

@@ -1,13 +1,13 @@
 """Summaries of A by kernels: which passes they need, and how the passes' sums become the states of `summaries`.
 
-Rows come first, for the log-sum-exp; entropy and the strongest keys come with it. Then columns, for mass received and
-the heat map, and diagonals, for the profile of a line. What has no kernel is shown strips by the tiled engine, and
-only that. A state is the one its summary defines: `start` makes it, and `finish` never knows who filled it.
+Rows come first, for the log-sum-exp; entropy comes with it, and so do the groups of keys among which the strongest
+are. Then columns, for mass received and the heat map, and diagonals, for the profile of a line. What has no kernel is
+shown strips by the tiled engine, and only that. A state is the one its summary defines: `start` makes it, and `finish`
+never knows who filled it.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,18 +17,28 @@ from torch import Tensor
 from ...normal import Problem
 from ...summaries import Entropy, Heatmap, LogSumExp, Profile, Received, TopK
 from .. import tiled
-from .choice import Tiling, interpreted, power, unsuited
+from .choice import Tiling, interpreted, power
 from .given import Given
 from .launch import dense_rows, is_plain, precision, run
-from .looks import by_columns, by_diagonals, by_rows
+from .looks import by_columns, by_diagonals
 from .prepare import LOG2E, prepare, spans
+from .rows import by_rows
+from .strongest import by_groups
 
-log = logging.getLogger("regard")
+Pairs = list[tuple[Any, list[Tensor]]]  # summaries and their states
 
-#: keys that are kept in registers while a row is read
+#: keys a row that there is a kernel for
 MOST = 64
+#: groups of keys a row whose largest logits are kept, at the most; keys of the smallest; and bytes for them at a time
+GROUPS, SMALLEST, ROOM = 1024, 8, 136 << 20
+#: keys of such groups that are looked at together
+CHUNK = 128
+#: keys of a tile at the most where more is to do than dot products
+NARROW = 64
+#: of a program that looks at groups: many share a multiprocessor
+REGISTERS = 80
 #: tiles that are added up before their cells are summed, where cells are that high
-ROUNDS = 8
+ROUNDS = 4
 
 
 def reduce(
@@ -37,24 +47,30 @@ def reduce(
     progress: Callable[[int, int], None] | None = None,
     lse: Tensor | None = None,
 ) -> list[Any]:
-    """The state of each summary after all of A. A log-sum-exp that is known already saves the first pass."""
-    reason = unsuited(problem, problem.k)
-    if reason is not None:
-        log.info("triton: %s; the tiled engine summarises", reason)
-        return tiled.reduce(problem, summaries, progress, lse)
+    """The state of each summary after all of A, of a problem that kernels take (`choice.unsuited` has no reason).
+
+    A log-sum-exp that is known already saves the first pass.
+    """
     fused = [fits(summary, problem, lse is not None) for summary in summaries]
     rest = [summary for summary, own in zip(summaries, fused, strict=True) if not own]
     states = iter(tiled.reduce(problem, rest, progress, lse) if rest else [])
-    found = [_start(summary, problem) if own else next(states) for summary, own in zip(summaries, fused, strict=True)]
-    pairs = [(s, state) for s, state, own in zip(summaries, found, fused, strict=True) if own]
-    if pairs:
+    found: list[Any] = [None if own else next(states) for own in fused]
+
+    def begun(kind: type) -> Pairs:
+        """Summaries of one kind with states to fill, made when their pass comes: what it needs besides is gone then."""
+        mine = [n for n, summary in enumerate(summaries) if fused[n] and type(summary) is kind]
+        for n in mine:
+            found[n] = _start(summaries[n], problem)
+        return [(summaries[n], found[n]) for n in mine]
+
+    if any(fused):
         look = Look(problem, lse)
-        look.rows(_of(pairs, Entropy), _of(pairs, TopK))
-        received, maps = _of(pairs, Received), _of(pairs, Heatmap)
+        look.rows(begun(Entropy), begun(TopK))
+        received, maps = begun(Received), begun(Heatmap)
         for n in range(max(bool(received), len(maps))):  # the first pass gives both
             look.columns(received if n == 0 else [], maps[n] if n < len(maps) else None)
-        look.diagonals(_of(pairs, Profile))
-        for _, state in _of(pairs, LogSumExp):
+        look.diagonals(begun(Profile))
+        for _, state in begun(LogSumExp):
             state[0].copy_(_plain(look.lse))
         if progress is not None:
             total = problem.sizes[0] * problem.sizes[1] * problem.sizes[2]
@@ -80,14 +96,17 @@ def fits(summary: Any, problem: Problem, known: bool = False) -> bool:
 
 
 def _start(summary: Any, problem: Problem) -> list[Any]:
-    """A state for kernels to fill. They write every cell of a map that no mask cuts, so it needs no zeros."""
+    """A state for kernels to fill. What they write all of needs no first numbers: keys, and maps that no mask cuts."""
+    (batch, heads, q_len, k_len), device = problem.sizes, problem.q.device
+    if type(summary) is TopK:
+        kinds = torch.float32, torch.float32, torch.long
+        return [torch.empty(batch, heads, q_len, summary.k, dtype=kind, device=device) for kind in kinds]
     if type(summary) is not Heatmap or problem.form.mask is not None:
         return summary.start(problem)
     high, wide = summary.cell(problem)
-    batch, heads, q_len, k_len = problem.sizes
     shape = batch, heads, -(-q_len // high), -(-k_len // wide)
-    total, peak = (torch.empty(shape, dtype=torch.float32, device=problem.q.device) for _ in range(2))
-    down, across = (_extents(n, size, problem.q.device) for n, size in ((q_len, high), (k_len, wide)))
+    total, peak = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
+    down, across = (_extents(n, size, device) for n, size in ((q_len, high), (k_len, wide)))
     return [total, (down[:, None] * across).expand(shape), peak]
 
 
@@ -104,10 +123,6 @@ def _plain(lse: Tensor) -> Tensor:
     return lse.masked_fill_(lse == torch.inf, -torch.inf)
 
 
-def _of(pairs: list[tuple[Any, list[Tensor]]], kind: type) -> list[tuple[Any, list[Tensor]]]:
-    return [(summary, state) for summary, state in pairs if type(summary) is kind]
-
-
 class Look:
     """One problem's passes. `lse` is in units of log 2, +inf where a row sees nothing."""
 
@@ -122,7 +137,8 @@ class Look:
         else:
             self.lse = (lse * LOG2E).masked_fill_(lse == -torch.inf, torch.inf).contiguous()
         dim = self.q.shape[-1]
-        self.flags = {"DIM": dim, "BLOCK_D": power(dim), "PRECISION": precision(self.k.dtype), "BARE": self.bare()}
+        self.width = {"DIM": dim, "BLOCK_D": power(dim)}
+        self.flags = {**self.width, "PRECISION": precision(self.k.dtype), "BARE": self.bare()}
         self.strides = (*self.q.stride()[:3], *self.k.stride()[:3], self.heads // self.k.shape[1])
 
     def bare(self) -> bool:
@@ -133,12 +149,14 @@ class Look:
     def tiling(self, what: str) -> Tiling:
         """How large a tile is: small, so that several programs share a multiprocessor. Measured on one H200."""
         if interpreted():
-            return Tiling(32, 16, 4, 1)
+            return Tiling(32, 32 if what == "rows" else 16, 4, 1)
         wide = power(self.q.shape[-1])
         if self.k.dtype == torch.float32:
             return Tiling(64, 32, 4, 2) if wide <= 128 else Tiling(32, 32, 4, 2)
-        stages = 3 if wide < 128 or (wide == 128 and what == "columns") else 2
-        return Tiling(64, 32 if what == "top" else 64, 4, stages)
+        if wide < 128:
+            tilings = {"rows": Tiling(64, 128, 4, 2, 128), "columns": Tiling(64, 64, 4, 3, 128)}
+            return tilings.get(what, Tiling(64, 128, 4, 2, 168))
+        return Tiling(64, 64, 4, 3 if wide == 128 and what != "rows" else 2)
 
     def diagonal_tiling(self) -> Tiling:
         """Tiles whose sums stay in registers, as high as they are wide or a multiple of it."""
@@ -147,23 +165,48 @@ class Look:
         wide = power(self.q.shape[-1])
         if self.k.dtype == torch.float32:
             return Tiling(32, 32, 4, 1) if wide <= 128 else Tiling(16, 16, 4, 1)
-        return Tiling(128, 128, 8, 2) if wide == 128 else Tiling(64, 64, 4, 3 if wide < 128 else 2)
+        if wide < 128:
+            return Tiling(64, 64, 4, 3, 128)
+        return Tiling(128, 128, 8, 2) if wide == 128 else Tiling(64, 64, 4, 2)
 
-    def rows(self, entropies: list[tuple[Any, list[Tensor]]], tops: list[tuple[Any, list[Tensor]]]) -> None:
+    def rows(self, entropies: Pairs, tops: Pairs) -> None:
         """Log-sum-exps, and what else is read row by row. Several TopK share the longest."""
         if self.known and not entropies and not tops:
             return
-        longest = max((summary.k for summary, _ in tops), default=0)
-        tiling = self.tiling("top" if longest else "rows")
-        given = spans(self.given, tiling.block_q, tiling.block_k, self.batch, self.q.device)
+        tiling = self.tiling("rows")
+        narrow = min(tiling.block_k, 16 if interpreted() else NARROW)
+        given = spans(self.given, tiling.block_q, narrow, self.batch, self.q.device)
         entropy = entropies[0][1][0] if entropies else self.lse
-        most = next((state for summary, state in tops if summary.k == longest), [self.lse] * 3)
-        run(
-            by_rows, -(-self.q_len // tiling.block_q) * self.batch * self.heads, tiling,
-            self.q, self.k, self.lse, entropy, *most, given, *self.strides, **self.flags,
-            BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, ENTROPY=bool(entropies), TOP=longest,
-            WIDTH=power(max(longest, 1), 1),
-        )  # fmt: skip
+        programs = together = -(-self.q_len // tiling.block_q) * self.batch * self.heads
+        longest = max((summary.k for summary, _ in tops), default=0)
+        most = next((state for summary, state in tops if summary.k == longest), [])
+        size = group_size(self.k_len, tiling.block_k)
+        groups = -(-self.k_len // max(size, tiling.block_k)) * max(tiling.block_k // size, 1)  # of whole tiles
+        group = 0 if not tops else SMALLEST if size == SMALLEST else -1
+        pitch = -(-groups // 16) * 16 + 16  # rows begin at whole vectors
+        best = self.lse
+        if tops:
+            times = -(-programs * tiling.block_q * pitch * 4 // ROOM)
+            together = -(-programs // times)
+            best = self.lse.new_empty(together * tiling.block_q, pitch)
+        width, rows = power(max(longest, 1), 1), tiling.block_q if interpreted() else 1
+        once = width * size <= CHUNK
+        for begin in range(0, programs, together):
+            count = min(together, programs - begin)
+            run(
+                by_rows, count, tiling,
+                self.q, self.k, self.lse, entropy, best, given, *self.strides, begin, pitch, size, **self.flags,
+                BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, NARROW=narrow, ENTROPY=bool(entropies), GROUP=group,
+                STEADY=self.k.dtype != torch.float32,
+            )  # fmt: skip
+            if tops:
+                run(
+                    by_groups, count * tiling.block_q // rows, Tiling(rows, 1, 1, 1, REGISTERS),
+                    self.q, self.k, best, *most, given, *self.strides, begin, pitch, size, **self.width,
+                    BLOCK_Q=tiling.block_q, NARROW=narrow, PRECISION=self.flags["PRECISION"], ROWS=rows,
+                    LINES=max(rows, 16), GROUPS=power(groups), TOP=longest, WIDTH=width,
+                    CHUNK=width * size if once else min(size, CHUNK), ONCE=once,
+                )  # fmt: skip
         for _, state in entropies[1:]:
             state[0].copy_(entropy)
         for summary, state in tops:
@@ -171,9 +214,9 @@ class Look:
                 if own is not longer:
                     own.copy_(longer[..., : summary.k])
 
-    def columns(self, received: list[tuple[Any, list[Tensor]]], pooled: tuple[Heatmap, list[Tensor]] | None) -> None:
+    def columns(self, received: Pairs, pooled: tuple[Heatmap, list[Tensor]] | None) -> None:
         """Mass received, and one heat map."""
-        tiling = self.tiling("columns")
+        tiling = self.tiling("cells" if pooled else "columns")
         high, wide = pooled[0].cell(self.problem) if pooled else (tiling.block_q, tiling.block_k)
         q_cells, k_cells = -(-self.q_len // high), -(-self.k_len // wide)
         # a tile takes some rows of several cells at a time, of all there are if they are few
@@ -197,6 +240,8 @@ class Look:
             BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, HIGH=room_high, WIDE=room_wide,
             CHECK=masked or self.k_len % tiling.block_k > 0 or wide % room_wide > 0,
             RECEIVED=bool(received), POOL=pooled is not None, COUNT=pooled is not None and masked,
+            EVEN=high % room_high == 0 and self.q_len % (tiling.block_q // room_high * high) == 0,
+            DENSE=wide == room_wide, FLAT=q_parts < ROUNDS,
         )  # fmt: skip
         for _, state in received[1:]:
             state[0].copy_(received[0][1][0])
@@ -208,7 +253,7 @@ class Look:
             if masked:
                 count.copy_(held[1].unflatten(-1, (k_cells, k_parts)).sum(-1))
 
-    def diagonals(self, profiles: list[tuple[Any, list[Tensor]]]) -> None:
+    def diagonals(self, profiles: Pairs) -> None:
         """Mass per displacement on a line."""
         if not profiles:
             return
@@ -231,6 +276,12 @@ class Look:
         first = k_blocks * size - (self.k_len - 1)
         for _, state in profiles:
             state[0].copy_(whole[..., first : first + self.q_len + self.k_len - 1])
+
+
+def group_size(k_len: int, block_k: int) -> int:
+    """Keys of a group, a power of two: SMALLEST, or where GROUPS of them are too few for all, of whole tiles."""
+    size = power(-(-k_len // GROUPS), SMALLEST)
+    return size if size == SMALLEST else max(size, block_k)
 
 
 def _extents(length: int, size: int, device: torch.device) -> Tensor:

@@ -16,8 +16,8 @@ const SMALL = 7; // and below which it is marked with a ring
 export class GridView {
   constructor(element, { look, announce, deep = false, picture = "both", set = () => {} }) {
     Object.assign(this, { look, announce, deep, picture, set });
-    this.cells = h("canvas", { tabIndex: 0, role: "img", id: "grid-cells" });
-    this.table = h("canvas", { tabIndex: 0, role: "img", id: "grid-deltas" });
+    this.cells = h("canvas", { tabIndex: 0, role: "img", id: "grid-cells", "aria-label": say("gridNote") });
+    this.table = h("canvas", { tabIndex: 0, role: "img", id: "grid-deltas", "aria-label": say("deltaTable") });
     this.note = h("p", { className: "faint" });
     this.button = h("button", { type: "button", id: "grid-deep", on: { click: () => this.flip() } });
     this.choice = h("select", { id: "grid-picture", "aria-label": say("picture"), on: { change: (event) => this.choose(event.target.value) } });

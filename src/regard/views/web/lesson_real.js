@@ -19,7 +19,7 @@ export function start(stage) {
   const unknown = h("p", { id: "unknown" });
   const heads = h("table", { className: "heads-grid", id: "heads" });
   const kinds = shares({ values: [], labels: [] });
-  const map = pixels({ id: "A", point: (i, j) => pointed(i, j) });
+  const map = pixels({ title: stage.say("point"), id: "A", point: (i, j) => pointed(i, j) });
   const pair = h("p", { className: "number", id: "pair", "aria-live": "polite" }, stage.say("point"));
   const figures = Object.fromEntries(["entropy", "previous", "self", "first"].map((name) => [name, figure({ entropy: stage.say("entropy"), previous: stage.say("previous"), self: stage.say("self"), first: stage.say("first") }[name], { id: name })]));
   const guesses = shares({ values: [], labels: [] });
