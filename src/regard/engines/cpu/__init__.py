@@ -23,7 +23,8 @@ from .decoding import decode, is_few
 from .feeding import Feed, blind_rows, block_bias, blocks_of_rows, feed, fused, own_table, row_blocks, toeplitz
 from .gradients import fused_backward, learned_backward
 from .looking import reduce as reduce
-from .sources import Layer, blocks_of_heads, is_compiled, own_of, rows_at_once, scratch, sources_of
+from .panels import scratch
+from .sources import Layer, blocks_of_heads, is_compiled, own_of, rows_at_once, sources_of
 
 tile = tiled.tile
 
@@ -36,8 +37,9 @@ def refuse(form: Form, device: str, dtype: str) -> str | None:
         return "the fused kernel knows dot products only"
     if form.softcap is not None:
         return "the fused kernel has no softcap"
-    if form.dropout:
-        return "the fused kernel's dropout is not the same for the same A"
+    if form.dropout and (dtype == "float64" or native.missing() is not None):
+        why = "compute in float32" if dtype == "float64" else f"are missing ({native.missing()})"
+        return f"only the compiled passes drop the same weights for the same A, and they {why}"
     if form.scale >= 0:
         return "the fused kernel takes one number as its scale"
     return None
@@ -54,7 +56,7 @@ def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
     heads, q_len = problem.q.shape[1:3]
     if not problem.q.numel() or not problem.k.shape[2] or not (v.shape[-1] or is_compiled(problem)):
         return tiled.forward(problem, v)
-    few = q_len < FEW and is_compiled(problem) and is_few(problem, v)
+    few = q_len < FEW and not problem.form.dropout and is_compiled(problem) and is_few(problem, v)
     found = decode(problem, v) if few else None
     out, lse, fine = _forward(problem, v) if found is None else found
     odd = [] if fine else _odd_batch_rows(problem, lse)
@@ -71,11 +73,12 @@ def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
 def _forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor, bool]:
     """The product and lse of many rows, before the sink; and whether NaN and infinity are surely as they should be."""
     batch, heads, q_len, _ = problem.sizes
-    compiled = is_compiled(problem) and q_len >= FEW
+    drops = problem.form.dropout > 0
+    compiled = is_compiled(problem) and (q_len >= FEW or drops)
     if not (v.shape[-1] or compiled):
         return (*_unsunk(problem, v), True)
     fed = feed(problem)
-    if q_len == 1 and fed.within is None and _whole(problem, fed, v):
+    if q_len == 1 and not drops and fed.within is None and _whole(problem, fed, v):
         return (*_forward_once(problem, v, fed), False)
     out = product_buffer(problem, v)
     lse = problem.q.new_empty(batch, heads, q_len, dtype=wide_type(problem))
@@ -83,7 +86,7 @@ def _forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor, bool]:
     ours = compiled and not rest and laid.mask is None
     if ours:
         attend(problem, v, laid, sources, out, lse)
-    elif not v.shape[-1]:
+    elif not v.shape[-1] or drops:  # the fused kernel would drop others
         return (*_unsunk(problem, v), True)
     elif _whole(problem, fed, v):
         _forward_whole(problem, v, fed, out, lse)
@@ -106,11 +109,12 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
     """Gradients of q, k, v and of the operands asked for."""
     finite = all(bool(x.sum().isfinite()) for x in (problem.q, problem.k, v, d_out))
-    if not finite or not problem.q.numel() or not problem.k.shape[2] or not v.shape[-1]:
+    drops = problem.form.dropout > 0
+    if not finite or 0 in problem.sizes or not v.shape[-1] or (drops and not is_compiled(problem)):
         return tiled.backward(problem, v, out, lse, d_out, d_lse, needs)
     fed = feed(problem)
     blind = blind_rows(problem, fed)
-    simple = _whole(problem, fed, v) and (blind is None or not bool(blind.any()))
+    simple = not drops and _whole(problem, fed, v) and (blind is None or not bool(blind.any()))
     if simple and not any(needs) and not bool(d_lse.any()):
         return fused_backward(problem, fed, v, out, lse, d_out)
     return learned_backward(problem, fed, v, lse, d_out, d_lse, needs)

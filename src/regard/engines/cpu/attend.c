@@ -53,14 +53,14 @@ void regard_pack(const float *x, int64_t batch, int64_t heads, int64_t x_batch, 
     }
 }
 
-/* A term <u_i, R[t]> with as many entries as displacements: multiplied here, and read with its skew, t = rows[i] + j. */
+/* The factors of a term <u_i, R[t]>, R packed: it is multiplied where it is read. */
 typedef struct {
     const float *u; /* NULL: no such term */
     int64_t batch, head, row;
     const float *features; /* packed */
-    int64_t features_batch, features_head, dim;
-    const int64_t *rows;
-} long_t;
+    int64_t features_batch, features_head, dim, entries;
+    const int64_t *rows; /* of a term with an entry for every displacement: read with its skew, t = rows[i] + j */
+} factors_t;
 
 typedef struct {
     const float *q, *k, *v; /* k and v packed */
@@ -71,44 +71,128 @@ typedef struct {
     int64_t out_batch, out_head, out_row, lse_batch, lse_head;
     float *room; /* of each thread */
     int64_t room_size;
-    long_t term;
+    factors_t term;
+    const factors_t *made; /* of each source: those that are to be multiplied here */
+    drop_t drop;
     float scale;
 } attend_t;
 
-static void attend_rows(const source_t *sources, int64_t count, const attend_t *x, int64_t b, int64_t h, int64_t top,
-                        float *room) {
+#define WIDE(entries) (((entries) + PANEL - 1) / PANEL * PANEL + 16) /* a row of <u_i, R>, and room to read beyond it */
+
+/* c [rows, entries of interest] = <u_i, R[t]>, t from a multiple of PANEL on. */
+static void multiply(const factors_t *x, int64_t b, int64_t h, int64_t top, int64_t rows, int64_t from, int64_t to, float *c,
+                     int64_t c_step) {
+    const float *u = x->u + b * x->batch + h * x->head + top * x->row;
+    const float *features = x->features + b * x->features_batch + h * x->features_head;
+    for (int64_t t = from; t < to; t += PANEL)
+        for (int64_t i = 0; i < rows; i += 8)
+            product(u + i * x->row, x->row, rows - i, features + t * x->dim, x->dim, c + i * c_step + t - from, c_step, 0);
+}
+
+/* <w_j, R> of all keys: out [batch, heads, rows, WIDE(entries)]. */
+void regard_multiply(const factors_t *x, int64_t batch, int64_t heads, int64_t rows, float *out, int threads) {
+    const int64_t parts = (rows + ROWS - 1) / ROWS, wide = WIDE(x->entries);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t job = 0; job < batch * heads * parts; job++) {
+        const int64_t plane = job / parts, top = job % parts * ROWS, some = rows - top < ROWS ? rows - top : ROWS;
+        multiply(x, plane / heads, plane % heads, top, some, 0, x->entries, out + (plane * rows + top) * wide, wide);
+    }
+}
+
+/* Multiplies a source's entries for some rows, those that keys [begin, stop) read, and points it to them. */
+static void make(source_t *s, const factors_t *x, int64_t b, int64_t h, int64_t top, int64_t rows, int64_t here, int64_t begin,
+                 int64_t stop, float *table) {
+    int64_t from = 0, to = x->entries, wide = WIDE(x->entries);
+    if (s->smooth && begin < stop) { /* entries rise or fall: the ends say which are met */
+        const int64_t low = s->rows[here + rows - 1] + begin, high = s->rows[here] + stop - 1;
+        const int64_t one = s->map ? s->map[low] : low, other = s->map ? s->map[high] : high;
+        from = (one < other ? one : other) / PANEL * PANEL, to = (one < other ? other : one) + 1;
+    }
+    multiply(x, b, h, top, rows, from, to, table + from, wide);
+    s->data = table - top * wide, s->batch = s->head = 0, s->row = wide;
+}
+
+static int is_straight(const source_t *s) {
+    return !s->map && !s->col && !s->sliding && s->run_count == 1 && s->runs->step == 1;
+}
+
+/* The bias of one row, and its largest logit. */
+static float add_sources(const source_t *sources, int64_t count, int paired, float *restrict s, int64_t b, int64_t h, int64_t i,
+                         int64_t query, int64_t left, int64_t right, float peak) {
+    const int64_t keys = right - left;
+    if (count == 1 && is_straight(sources)) { /* a table: read and compared in one go */
+        const float *x = sources->data + b * sources->batch + h * sources->head + i * sources->row + sources->rows[query] +
+                         sources->runs->base - sources->runs->begin + left;
+#pragma omp simd reduction(max : peak)
+        for (int64_t j = 0; j < keys; j++) {
+            const float logit = s[j] + x[j];
+            s[j] = logit;
+            peak = logit > peak ? logit : peak;
+        }
+        return peak;
+    }
+    if (paired) lay_pair(sources, s, b, h, i, query, left, right);
+    else
+        for (int64_t n = 0; n < count; n++)
+            if (!sources[n].col || !sources[n].smooth) lay_row(sources + n, s, b, h, i, query, left, right, 0);
+#pragma omp simd reduction(max : peak)
+    for (int64_t j = 0; j < keys; j++) peak = s[j] > peak ? s[j] : peak;
+    return peak;
+}
+
+/* s [keys] becomes 2^(s / log 2 - level); their sum. */
+static inline float raise_all(float *s, int64_t keys, float level) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < keys; j++) {
+        const float e = power_of_2(s[j] * LOG2_E - level);
+        s[j] = e;
+        sum += e;
+    }
+    return sum;
+}
+
+static void attend_rows(const source_t *given, int64_t count, const attend_t *x, int64_t b, int64_t h, int64_t top, float *room) {
     const int64_t rows = x->q_len - top < ROWS ? x->q_len - top : ROWS, v_wide = (x->v_dim + PANEL - 1) / PANEL * PANEL;
     float *scores = room, *out = scores + ROWS * STRIDE, *q = out + ROWS * v_wide, *skewed = q + ROWS * x->dim;
-    float most[ROWS], total[ROWS];
-    const float *given = x->q + b * x->q_batch + h * x->q_head + top * x->q_row;
+    float *table = skewed + (x->term.u ? ROWS * (ROWS + KEYS + PANEL) : 0);
+    float level[ROWS], total[ROWS]; /* weights so far are 2^(logit / log 2 - level) */
+    source_t sources[count > 0 ? count : 1];
+    const float *asked = x->q + b * x->q_batch + h * x->q_head + top * x->q_row;
     const float *k = x->k + b * x->k_batch + h / x->k_group * x->k_head;
     const float *v = x->v + b * x->v_batch + h / x->v_group * x->v_head;
-    for (int64_t i = 0; i < rows; i++) most[i] = -INFINITY, total[i] = 0;
+    for (int64_t i = 0; i < rows; i++) level[i] = -INFINITY, total[i] = 0;
     memset(out, 0, ROWS * v_wide * sizeof(float));
     for (int64_t i = 0; i < rows; i++) /* scaled once, not once for every key */
-        for (int64_t d = 0; d < x->dim; d++) q[i * x->dim + d] = given[i * x->q_row + d] * x->scale;
-    const int paired = count == 2 && can_pair(sources, sources + 1);
+        for (int64_t d = 0; d < x->dim; d++) q[i * x->dim + d] = asked[i * x->q_row + d] * x->scale;
+    const int paired = count == 2 && can_pair(given, given + 1);
     const int64_t here = x->first_row + top;
     int64_t begin = here - x->high > 0 ? (here - x->high) / PANEL * PANEL : 0;
     int64_t stop = here + rows - x->low < x->k_len ? here + rows - x->low : x->k_len;
+    for (int64_t n = 0; n < count; n++) {
+        sources[n] = given[n];
+        if (!x->made || !x->made[n].u) continue;
+        make(sources + n, x->made + n, b, h, top, rows, here, begin, stop, table);
+        table += ROWS * WIDE(x->made[n].entries);
+    }
+    const int64_t seed = x->drop.seeds ? x->drop.seeds[b * x->drop.batch + h * x->drop.head] : 0;
     for (int64_t left = begin; left < stop; left += KEYS) {
         const int64_t right = left + KEYS < stop ? left + KEYS : stop, keys = right - left;
-        for (int64_t j = 0; j < keys; j += PANEL)
+        for (int64_t j = 0; j < keys; j += PANEL) {
             for (int64_t i = 0; i < rows; i += 8)
                 product(q + i * x->dim, x->dim, rows - i, k + (left + j) * x->dim, x->dim, scores + i * STRIDE + j, STRIDE,
                         0);
-        int64_t from = 0, wide = 0;
-        const long_t *term = &x->term;
+            for (int64_t n = 0; n < count; n++)
+                if (sources[n].col && sources[n].smooth)
+                    lay_rows(sources + n, scores + j, STRIDE, b, h, top, rows, here, left + j,
+                             left + j + PANEL < right ? left + j + PANEL : right, 0);
+        }
+        int64_t from = 0;
+        const int64_t wide = ROWS + KEYS + PANEL;
+        const factors_t *term = &x->term;
         if (term->u) {
             from = (term->rows[here + rows - 1] + left) / PANEL * PANEL;
-            wide = ROWS + KEYS + PANEL;
-            const int64_t to = term->rows[here] + right;
-            const float *u = term->u + b * term->batch + h * term->head + top * term->row;
-            const float *features = term->features + b * term->features_batch + h * term->features_head;
-            for (int64_t t = from; t < to; t += PANEL)
-                for (int64_t i = 0; i < rows; i += 8)
-                    product(u + i * term->row, term->row, rows - i, features + t * term->dim, term->dim,
-                            skewed + i * wide + t - from, wide, 0);
+            multiply(term, b, h, top, rows, from, term->rows[here] + right, skewed, wide);
         }
         for (int64_t i = 0; i < rows; i++) {
             float *s = scores + i * STRIDE;
@@ -116,28 +200,17 @@ static void attend_rows(const source_t *sources, int64_t count, const attend_t *
                 const float *more = skewed + i * wide + term->rows[here + i] + left - from;
                 for (int64_t j = 0; j < keys; j++) s[j] += more[j];
             }
-            if (paired) lay_pair(sources, s, b, h, top + i, here + i, left, right);
-            else
-                for (int64_t n = 0; n < count; n++) lay_row(sources + n, s, b, h, top + i, here + i, left, right, 0);
-            float peak = most[i];
-#pragma omp simd reduction(max : peak)
-            for (int64_t j = 0; j < keys; j++) peak = s[j] > peak ? s[j] : peak;
-            const float base = peak == -INFINITY ? 0 : peak;
-            float sum = 0;
-#pragma omp simd reduction(+ : sum)
-            for (int64_t j = 0; j < keys; j++) {
-                const float e = quick_exp(s[j] - base);
-                s[j] = e;
-                sum += e;
-            }
-            if (peak > most[i]) {
-                const float less = quick_exp(most[i] - base);
+            const float peak = add_sources(sources, count, paired, s, b, h, top + i, here + i, left, right, -INFINITY);
+            const float most = peak * LOG2_E;
+            if (most > level[i]) {
+                const float less = power_of_2(level[i] - most);
                 total[i] *= less;
                 float *o = out + i * v_wide;
                 for (int64_t d = 0; d < v_wide; d++) o[d] *= less;
-                most[i] = peak;
+                level[i] = most;
             }
-            total[i] += sum;
+            total[i] += raise_all(s, keys, level[i] == -INFINITY ? 0 : level[i]);
+            if (x->drop.seeds) drop_row(s, keys, hash_of_row(seed, here + i), left, x->drop.least);
         }
         for (int64_t d = 0; d < v_wide; d += PANEL)
             for (int64_t i = 0; i < rows; i += 8)
@@ -146,9 +219,10 @@ static void attend_rows(const source_t *sources, int64_t count, const attend_t *
     }
     for (int64_t i = 0; i < rows; i++) {
         float *o = x->out + b * x->out_batch + h * x->out_head + (top + i) * x->out_row;
-        const float over = total[i] > 0 ? 1 / total[i] : total[i];
+        const float kept = x->drop.seeds ? x->drop.over : 1, over = total[i] > 0 ? kept / total[i] : total[i];
         for (int64_t d = 0; d < x->v_dim; d++) o[d] = out[i * v_wide + d] * over;
-        x->lse[b * x->lse_batch + h * x->lse_head + top + i] = total[i] == 0 ? -INFINITY : most[i] + logf(total[i]);
+        const double end = level[i] * 0.69314718055994531 + log(total[i]);
+        x->lse[b * x->lse_batch + h * x->lse_head + top + i] = total[i] == 0 ? -INFINITY : end;
     }
 }
 

@@ -1,8 +1,9 @@
 """The forward pass by our own kernel (attend.c): scores, bias, softmax and product in one pass over the keys.
 
 The bias is read from its sources where the scores are, so that a relative term costs little more than none. Keys and
-values are put into panels first; heads that share a key share its panel. A term with an entry for every displacement
-(Transformer-XL) is multiplied inside the kernel.
+values are put into panels first; heads that share a key share its panel. Terms of the queries are multiplied inside the
+kernel: those of few entries (SAM, Shaw, DeBERTa) for some rows at a time, one with an entry for every displacement
+(Transformer-XL) for a tile at a time.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from torch import Tensor
 from ...normal import Problem
 from . import native
 from .feeding import Feed
-from .sources import Layer, Source, blocks_of_heads, own_of, scratch
+from .panels import PANEL, factors, packed, row_of_entries, scratch
+from .sources import Layer, Source, blocks_of_heads, dropped, own_of
 
-#: queries and keys in a tile, keys in a panel: as in attend.c
-ROWS, KEYS, PANEL = 64, 512, 32
+#: queries and keys in a tile: as in attend.c
+ROWS, KEYS = 64, 512
+#: entries of a term that a thread has room for, for all rows of a tile
+SHORT = 1024
 #: queries below which putting the keys into panels does not pay
 FEW = 48
 #: numbers of <u_i, R> at a time: few enough to stay in the cache until they are read
@@ -27,49 +31,42 @@ ROOM = 1 << 20
 FAR = 1 << 60
 
 
-def packed(name: str, x: Tensor, across: bool = False) -> Tensor:
-    """x [b, h, rows, dim] in panels, [b, h, panels * PANEL * (dim, or rows if across)], in the room of this name."""
-    b, h, rows, dim = x.shape
-    inner, outer = (rows, dim) if across else (dim, rows)
-    into = scratch.take(name, (b, h, -(-outer // PANEL) * PANEL * inner))
-    native.call(
-        "regard_pack", native.pointer(x), b, h, x.stride(0), x.stride(1), rows, x.stride(2), dim, across,
-        native.pointer(into),
-    )  # fmt: skip
-    return into
-
-
 def attend(problem: Problem, v: Tensor, fed: Feed, sources: list[Source], out: Tensor, lse: Tensor) -> None:
     """A @ v and lse, of a problem whose bias is all sources."""
     k_len = problem.k.shape[2]
     made = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
     v_wide = -(-v.shape[-1] // PANEL) * PANEL
-    size = ROWS * (KEYS + 16 + v_wide + problem.q.shape[-1] + ROWS + KEYS + PANEL)
-    room = scratch.take("tiles", (torch.get_num_threads(), size))
-    of_keys = sum(source.parts[1].shape[2] for source in sources if source.by == "key")
+    of_keys = sum(row_of_entries(source.parts[1].shape[2]) for source in sources if source.by == "key")
     for block in blocks_of_heads(problem, k_len * (problem.q.shape[-1] + v.shape[-1] + of_keys)):
         own = own_of(problem, block)
         layer = Layer(problem, fed, sources, [], block)
-        # one term with an entry for every displacement can be multiplied in the kernel
+        # one term with an entry for every displacement can be multiplied in the kernel, tile by tile
         long = next((s for s in layer.sources if _is_long(s)), None)
         layer.sources = [s for s in layer.sources if s is not long]
+        short = {n: s for n, s in enumerate(layer.sources) if s.by == "query" and s.parts[1].shape[2] <= SHORT}
+        wide = KEYS + 16 + v_wide + problem.q.shape[-1] + (0 if long is None else ROWS + KEYS + PANEL)
+        wide += sum(row_of_entries(s.parts[1].shape[2]) for s in short.values())
+        room = scratch.take("tiles", (torch.get_num_threads(), ROWS * wide))
         q = own(problem.q)
         k = packed("keys", own(problem.k, shared=True))
         values = packed("values", own(v, shared=True), across=True)
         at = made[block.batch, block.heads], lse[block.batch, block.heads]
         told = _told(problem, fed, q, k, values, v.shape[-1], at, room)
-        if long is not None:
-            u, features = long.parts[0].contiguous(), packed("long", long.parts[1])
-            strides = [_step(x, n) for x in (u, features) for n in (0, 1)]
-            told.term = native.Long(
-                native.pointer(u), *strides[:2], u.stride(2), native.pointer(features), *strides[2:], u.shape[-1],
-                native.pointer(long.places.rows),
-            )  # fmt: skip
-        entries = sum(s.parts[1].shape[2] for s in layer.sources if s.by == "query") * math.prod(layer.planes)
-        step = max(ROWS, ROOM // max(entries, 1) // ROWS * ROWS)
+        told.drop = dropped(problem, block)
+        terms = (native.Factors * max(len(layer.sources), 1))()
+        for n, source in short.items():
+            terms[n] = _factors(source, ("short", n))
+        told.made = ctypes.addressof(terms)
+        entries = sum(s.parts[1].shape[2] for n, s in enumerate(layer.sources) if s.by == "query" and n not in short)
+        step = max(ROWS, ROOM // (entries * math.prod(layer.planes)) // ROWS * ROWS) if entries else q.shape[2]
         for first in range(0, q.shape[2], step):
             rows = slice(first, min(first + step, q.shape[2]))
-            there, alive = layer.told(rows, slice(0, k_len))
+            there, alive = layer.told(rows, slice(0, k_len), short)
+            for n, source in short.items():  # their factors move on with the rows
+                terms[n].u = native.pointer(source.parts[0], first * terms[n].row)
+            if long is not None:
+                told.term = _factors(long, "long", long.places.rows)
+                told.term.u = native.pointer(long.parts[0], first * told.term.row)
             told.q = native.pointer(q, first * q.stride(2))
             told.out = native.pointer(at[0], first * at[0].stride(2))
             told.lse = native.pointer(at[1], first)
@@ -84,6 +81,11 @@ def attend(problem: Problem, v: Tensor, fed: Feed, sources: list[Source], out: T
 
 def _step(x: Tensor, axis: int) -> int:
     return 0 if x.shape[axis] == 1 else x.stride(axis)
+
+
+def _factors(source: Source, name: object, rows: Tensor | None = None) -> native.Factors:
+    u, features = source.parts
+    return factors(u, packed(name, features), features.shape[2], rows)
 
 
 def _is_long(source: Source) -> bool:

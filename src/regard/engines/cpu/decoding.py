@@ -19,7 +19,8 @@ from ...normal import Problem, each_head, product_buffer
 from ..tiled.strips import Block
 from . import native
 from .feeding import Feed, is_tabled, split_mask
-from .sources import Layer, scratch, sources_of
+from .panels import scratch
+from .sources import Layer, sources_of
 
 #: queries that one head of keys may have, and keys of a part: as in decode.c
 ROWS, PART = 16, 2048
@@ -66,6 +67,7 @@ def decode(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor, bool] | None:
         alive += [x, rows, backwards]
         told.append(native.Source(
             x.data_ptr(), _step(x, 0), _step(x, 1), 0, 0, 0, rows.data_ptr(), ctypes.addressof(backwards), 1, 0, None,
+            0,
         ))  # fmt: skip
     shift = problem.starts[0] - problem.starts[1]
     low, high = (None, None) if within is None else within

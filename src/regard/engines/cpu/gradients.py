@@ -17,7 +17,8 @@ from ..tiled.gradients import Gradients, Totals, deposit
 from ..tiled.skews import diagonal_sums
 from ..tiled.strips import Block, columns, each_block, wide_type
 from .feeding import Feed, block_bias, blocks_of_rows, own_table, pad_to, row_blocks, table_gradients, toeplitz
-from .sources import Layer, Pull, blocks_of_heads, is_compiled, own_of, scratch, sources_of
+from .panels import scratch
+from .sources import Layer, Pull, blocks_of_heads, is_compiled, own_of, sources_of
 
 Gradient = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
 

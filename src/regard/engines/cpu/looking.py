@@ -1,7 +1,7 @@
 """Summaries in one compiled pass over each strip: softmax, and all that was asked for, while a row is in the cache.
 
 A strip's logits come from one matrix product that starts from its bias, as in the backward pass. The states are those
-of summaries.py; a summary that native.c does not know is shown strips by the tiled engine, in a pass of its own.
+of summaries.py; a summary that look.c does not know is shown strips by the tiled engine, in a pass of its own.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import torch
 from torch import Tensor
 
 from ...normal import Problem
-from ...summaries import Entropy, Heatmap, LogSumExp, Profile, Received, Summary, TopK
+from ...summaries import Entropy, Heatmap, LogSumExp, Mass, Profile, Received, Share, Summary, Toeplitz, TopK
 from .. import tiled
 from ..tiled import strips
-from ..tiled.places import see
 from ..tiled.strips import columns
 from . import native
 from .feeding import feed
-from .sources import Layer, blocks_of_heads, is_compiled, own_of, scratch, sources_of
+from .panels import scratch
+from .seeing import Seen
+from .sources import Layer, blocks_of_heads, is_compiled, own_of, sources_of
 
-FUSED = (TopK, Heatmap, Profile, Received, Entropy, LogSumExp)
+FUSED = (TopK, Heatmap, Profile, Received, Entropy, LogSumExp, Toeplitz, Mass, Share)
+#: those that add up rows of weights: they need each row's log-sum-exp before
+DOWN = (Profile, Received, Toeplitz)
 Report = Callable[[int, int], None] | None
 #: rows longer than this are looked at so many at a time, in blocks of keys: a strip of few long rows would read all
 #: keys again for each of them
@@ -41,7 +44,7 @@ def reduce(
     long = ready and problem.k.shape[2] > LONG
     if not long and not problem.is_part:
         lse = None  # strips hold whole rows: their own softmax is closer than exp(logit - lse)
-    if long and lse is None and any(type(summary) in (Profile, Received) for summary in summaries):
+    if long and lse is None and any(type(summary) in DOWN for summary in summaries):
         lse = _look(problem, [LogSumExp()], None, None)[0][0]
     maps = [_kind(summary, problem) for summary in summaries if type(summary) is Heatmap]
     known = [ready and _fuses(summary, problem, maps[:1]) for summary in summaries]
@@ -64,7 +67,8 @@ def _fuses(summary: Summary, problem: Problem, maps: list[tuple[int, int, str]])
     """A pass gives displacements on a line only, and heat maps of one kind."""
     if type(summary) is Heatmap:
         return [_kind(summary, problem)] == maps
-    return type(summary) in FUSED and (type(summary) is not Profile or problem.form.q_geometry[0] == "line")
+    on_line = problem.form.q_geometry[0] == "line"
+    return type(summary) in FUSED and (on_line or type(summary) not in (Profile, Toeplitz))
 
 
 def _look(problem: Problem, summaries: Sequence[Summary], progress: Report, known: Tensor | None) -> list[Any]:
@@ -84,12 +88,12 @@ def _look(problem: Problem, summaries: Sequence[Summary], progress: Report, know
         for first in range(0, q_len, step):
             rows = slice(first, min(first + step, q_len))
             ends = None if known is None else known[block.batch, block.heads, rows]
-            shown: list[tuple[_Seen, dict[str, Tensor]]] = []
+            shown: list[tuple[Seen, dict[str, Tensor]]] = []
             for cols in _blocks(problem, rows, len(q), blocked):
                 strip = scratch.take("strip", (*layer.planes, rows.stop - rows.start, cols.stop - cols.start))
                 there = layer.bias(strip, rows, cols)
                 strip.flatten(0, 1).baddbmm_(q[:, rows], k[:, cols].mT, beta=int(there), alpha=problem.scale)
-                seen = _Seen(problem, layer, rows, cols)
+                seen = Seen(problem, layer.block, rows, cols)
                 room, bad = _show(seen, strip, summaries, None if blocked else sink, ends, len(shown))
                 shown.append((seen, room))
                 if bad:
@@ -97,8 +101,8 @@ def _look(problem: Problem, summaries: Sequence[Summary], progress: Report, know
             if blocked and ends is None:
                 _join([room for _, room in shown], sink)
             for seen, room in shown:
-                for summary, state in zip(summaries, states, strict=True):
-                    _deposit(summary, state, seen, room)
+                for n, (summary, state) in enumerate(zip(summaries, states, strict=True)):
+                    _deposit(summary, n, state, seen, room)
             alone = ends if sink is None or ends is not None else sink.unsqueeze(-1)
             if not shown and alone is not None:  # these rows see none of the keys
                 for state in (state for s, state in zip(summaries, states, strict=True) if type(s) is LogSumExp):
@@ -107,12 +111,15 @@ def _look(problem: Problem, summaries: Sequence[Summary], progress: Report, know
                 progress(done + len(q) * rows.stop, batch * heads * q_len)
         done += len(q) * q_len
     scratch.clear()
-    for row in odd.nonzero().flatten().tolist():
-        part = problem.select(slice(row, row + 1), slice(0, heads))
-        ends = None if known is None else known[row : row + 1]
+    if not bool(odd.any()):
+        return states
+    together = any(isinstance(summary, Mass) for summary in summaries)  # a set of pairs may be the whole batch's
+    for rows in [slice(0, batch)] if together else [slice(n, n + 1) for n in odd.nonzero().flatten().tolist()]:
+        part = problem.select(rows, slice(0, heads))
+        ends = None if known is None else known[rows]
         for state, right in zip(states, tiled.reduce(part, summaries, None, ends), strict=True):
             for total, x in zip(state, right, strict=True):
-                total[row : row + 1] = x
+                total[rows][odd[rows]] = x[odd[rows]]
     return states
 
 
@@ -146,42 +153,16 @@ def _join(rooms: list[dict[str, Tensor]], sink: Tensor | None) -> None:
         if "entropy" in room:
             room["entropy"].mul_(share).add_(torch.special.entr(share))
         assert not {"received", "profile"} & set(room), "what adds up rows needs their log-sum-exp before"
-        for name in ("cell_sum", "cell_max"):
-            if name in room:
-                room[name].mul_(share.unsqueeze(-1))
+        for name, x in room.items():
+            if name in ("cell_sum", "cell_max"):
+                x.mul_(share.unsqueeze(-1))
+            elif name.startswith("mass"):
+                x.mul_(share)
         room["lse"] = total
 
 
-class _Seen:
-    """Where a strip is, and which of its pairs are visible."""
-
-    def __init__(self, problem: Problem, layer: Layer, rows: slice, cols: slice):
-        self.problem, self.layer, self.rows, self.cols = problem, layer, rows, cols
-        every = columns(problem, rows)
-        self.whole = every.stop - every.start
-        self.at = layer.block.batch, layer.block.heads
-
-    def count(self, cell: int, skip: int, cells: int) -> Tensor:
-        """Visible pairs of each row in each cell of columns: broadcasts to [batch, heads, rows, cells]."""
-        p, rows, cols = self.problem, self.rows, self.cols
-        edges = torch.arange(cells + 1) * cell - skip + cols.start
-        edges = edges.clamp(cols.start, cols.stop)
-        mask, plain = p.form.mask, p.form.q_start < 0 and p.form.k_start < 0
-        if mask is None or (mask[0] == "within" and plain):
-            lo, hi = (None, None) if mask is None else mask[1:]
-            here = torch.arange(rows.start, rows.stop)[:, None] + p.starts[0] - p.starts[1]  # δ to key 0
-            left, right = edges[:-1], edges[1:]
-            begin = left if hi is None else torch.maximum(left, here - hi)
-            end = right if lo is None else torch.minimum(right, here - lo + 1)
-            return (end - begin).clamp(min=0).expand(rows.stop - rows.start, -1).double()
-        seen = see(p.select(*self.at), mask, rows, cols).expand(-1, -1, rows.stop - rows.start, cols.stop - cols.start)
-        up_to = torch.nn.functional.pad(seen.cumsum(-1), (1, 0))
-        at = edges - cols.start
-        return (up_to[..., at[1:]] - up_to[..., at[:-1]]).double()
-
-
 def _show(
-    seen: _Seen, strip: Tensor, summaries: Sequence[Summary], sink: Tensor | None, ends: Tensor | None, number: int
+    seen: Seen, strip: Tensor, summaries: Sequence[Summary], sink: Tensor | None, ends: Tensor | None, number: int
 ) -> tuple[dict[str, Tensor], bool]:
     """What the summaries want to know of a strip of logits, which is used up; and whether some row is not finite.
 
@@ -198,8 +179,9 @@ def _show(
         room["entropy"] = take("entropy", (*planes, rows))
     if Received in kinds:
         room["received"] = take("received", (threads, *planes, cols), torch.float64).zero_()
-    if Profile in kinds:
-        room["profile"] = take("profile", (threads, *planes, rows + cols - 1), torch.float64).zero_()
+    for name in ("profile", "squares"):
+        if Toeplitz in kinds or (name == "profile" and Profile in kinds):
+            room[name] = take(name, (threads, *planes, rows + cols - 1), torch.float64).zero_()
     told = native.Look(sink=native.pointer(sink), known=ends is not None)
     if ends is not None:
         room["lse"].copy_(ends)
@@ -218,6 +200,14 @@ def _show(
         room["top_index"] = take("top_index", (*planes, rows, told.top), torch.long)
     for name, x in room.items():
         setattr(told, name, native.pointer(x))
+    masses = [(n, s) for n, s in enumerate(summaries) if isinstance(s, Mass)]
+    shares = (native.Share * max(len(masses), 1))()
+    inside = []  # what look.c is only told the address of
+    for told_of, (n, summary) in zip(shares, masses, strict=False):
+        inside.append(seen.tell(told_of, summary.pairs))
+        room[f"mass{n}"] = take(f"mass{n}", (*planes, rows))
+        told_of.mass = native.pointer(room[f"mass{n}"])
+    told.shares, told.share_count, told.heads = ctypes.addressof(shares), len(masses), planes[1]
     odd = native.call("regard_look", ctypes.byref(told), planes[0] * planes[1], rows, cols, native.pointer(strip))
     return room, odd > 0
 
@@ -226,7 +216,7 @@ def _rooms(summary: Heatmap) -> tuple[str, str]:
     return ("cell_sum", "cell_max") if summary.of == "weights" else ("logit_sum", "logit_max")
 
 
-def _deposit(summary: Summary, state: list[Tensor], seen: _Seen, room: dict[str, Tensor]) -> None:
+def _deposit(summary: Summary, number: int, state: list[Tensor], seen: Seen, room: dict[str, Tensor]) -> None:
     """From what a pass found to a summary's state."""
     (batch, heads), rows, cols = seen.at, seen.rows, seen.cols
     if isinstance(summary, Entropy):
@@ -239,16 +229,27 @@ def _deposit(summary: Summary, state: list[Tensor], seen: _Seen, room: dict[str,
         sums = room["profile"].sum(0).flip(-1)
         low = rows.start - cols.stop + seen.problem.k.shape[2]
         state[0][batch, heads, low : low + sums.shape[-1]] += sums
+    elif isinstance(summary, Toeplitz):
+        mass, squares = (room[name].sum(0).flip(-1) for name in ("profile", "squares"))
+        pairs, less = seen.by_displacement().flip(-1), 1 / max(seen.problem.k.shape[2], 1)
+        low = rows.start - cols.stop + seen.problem.k.shape[2]
+        found = mass - less * pairs, pairs, squares - less * (2 * mass - less * pairs)
+        for total, x in zip(state, found, strict=True):
+            total[batch, heads, low : low + x.shape[-1]] += x
+    elif isinstance(summary, Mass):
+        at = batch, heads, rows
+        state[0][at] += room[f"mass{number}"]
+        state[1][at] = torch.maximum(state[1][at], seen.meets(summary.pairs).to(state[1].dtype))
     elif isinstance(summary, TopK):
         count = min(summary.k, room["top_logit"].shape[-1])
         logits, index = (room[name][..., :count] for name in ("top_logit", "top_index"))
         weights = torch.exp(logits - room["lse"].unsqueeze(-1)).masked_fill(index < 0, 0.0)
         index = torch.where(index < 0, index, index + cols.start)
         at = batch, heads, rows
-        found = [logits, weights, index]
+        parts = [logits, weights, index]
         if cols.stop - cols.start < seen.whole:  # a part of the keys: join what the others gave
-            found = summary.merge([total[at] for total in state], found)
-        for total, part in zip(state, found, strict=True):
+            parts = summary.merge([total[at] for total in state], parts)
+        for total, part in zip(state, parts, strict=True):
             total[at][..., : part.shape[-1]] = part
     else:
         assert isinstance(summary, Heatmap)

@@ -5,8 +5,9 @@
    regard_lay    the bias of a block: the sum of its sources, written once
    regard_weigh  from logits and the gradient of the weights to weights and the gradient of the logits (eq. 22),
                  and on to the gradients of the sources
-   regard_look   softmax of the rows and every summary of them, in one pass
-   regard_attend the whole of attention, the bias added where the scores are (attend.c)
+   regard_look   softmax of the rows and every summary of them, in one pass (look.c)
+   regard_attend the whole of attention, the bias added where the scores are (attend.c), from what regard_pack and
+                 regard_multiply laid out
    regard_decode the same for few queries (decode.c)
 
    Threads share out rows (or columns) in a fixed way, and what they add up together is kept apart by thread and added
@@ -43,6 +44,7 @@ typedef struct {
     const run_t *runs;
     int64_t run_count, sliding;
     const int32_t *map;
+    int64_t smooth; /* entries of neighbouring pairs are the same or neighbours, and t goes by one from row to row (bins.c) */
 } source_t;
 
 typedef struct {
@@ -74,6 +76,53 @@ static inline float quick_exp(float x) {
     power.i = (low.i + 127) << 23;
     const float value = p * power.f;
     return x < -87.0f ? 0.0f : value;
+}
+
+#define LOG2_E 1.44269504088896341f
+
+/* 2^x for x <= 0 or so, to a rounding; 0 where it is below the normal numbers, NaN stays NaN. */
+static inline float power_of_2(float x) {
+    const float shifted = x + 12583039.0f; /* 1.5 * 2^23 + 127: rounds to a whole number, an exponent in the low bits */
+    const float r = x - (shifted - 12583039.0f);
+    float p = 1.545316295e-4f; /* 2^r = 1 + r p(r), to 5e-9 */
+    p = p * r + 1.339086336e-3f;
+    p = p * r + 9.618082557e-3f;
+    p = p * r + 5.550357114e-2f;
+    p = p * r + 2.402265076e-1f;
+    p = p * r + 6.931471880e-1f;
+    p = p * r + 1.0f;
+    union {
+        float f;
+        uint32_t i;
+    } power;
+    power.f = shifted;
+    power.i <<= 23;
+    const float value = p * power.f;
+    return x < -125.5f ? 0.0f : value;
+}
+
+static inline uint32_t stir(uint32_t x) {
+    x = (x ^ x >> 16) * 0x85EBCA6Bu;
+    x = (x ^ x >> 13) * 0xC2B2AE35u;
+    return x ^ x >> 16;
+}
+
+/* Dropout (eq. 25): a weight stays if the hash of seed, row and column is `least` or more. */
+typedef struct {
+    const int64_t *seeds; /* [batch, heads]; NULL: all */
+    int64_t batch, head;
+    uint32_t least; /* of a hash that keeps its weight */
+    float over;     /* what is kept is multiplied by this */
+} drop_t;
+
+static inline uint32_t hash_of_row(int64_t seed, int64_t row) { return stir(stir((uint32_t)seed) + (uint32_t)row * 0x9E3779B1u); }
+
+static inline int is_kept(uint32_t row, uint32_t col, uint32_t least) { return stir(row + col * 0x85EBCA77u) >= least; }
+
+static inline void drop_row(float *x, int64_t count, uint32_t row, int64_t first, uint32_t least) {
+    const uint32_t from = (uint32_t)first;
+#pragma omp simd
+    for (uint32_t j = 0; j < (uint32_t)count; j++) x[j] = is_kept(row, from + j, least) ? x[j] : 0;
 }
 
 static int64_t run_at(const source_t *s, int64_t t) {
@@ -137,6 +186,8 @@ static inline void add_level(float *restrict o, float x, int64_t count, int firs
     for (; j < count; j++) o[j] = first ? x : o[j] + x;
 }
 
+#include "bins.c"
+
 #define LAY(value)                                                                                                     \
     do {                                                                                                               \
         if (first)                                                                                                     \
@@ -156,8 +207,10 @@ static void lay_row(const source_t *s, float *restrict out, int64_t b, int64_t h
         if (s->map) {
             const int32_t *restrict map = s->map + entry;
             if (!step) LAY(column[j * col + map[0]]);
-            else if (!col) LAY(data[map[j]]);
-            else LAY(column[j * col + map[j]]);
+            else if (!col) {
+                const int64_t done = s->smooth ? add_bins(o, data, map, count, first) : 0;
+                for (int64_t j = done; j < count; j++) o[j] = first ? data[map[j]] : o[j] + data[map[j]];
+            } else LAY(column[j * col + map[j]]);
         } else if (col) {
             const float *restrict x = column + entry;
             const int64_t stride = col + step;
@@ -195,6 +248,17 @@ static void lay_pair(const source_t *pair, float *restrict out, int64_t b, int64
     }
 }
 
+/* Some rows of a source, in squares where it runs along columns. */
+static void lay_rows(const source_t *s, float *restrict out, int64_t stride, int64_t b, int64_t h, int64_t top, int64_t rows,
+                     int64_t query, int64_t from, int64_t to, int first) {
+    const int64_t square = s->col && s->smooth ? rows / SIDE * SIDE : 0;
+    const int64_t done = square ? lay_squares(s, out, stride, b, h, query, square, from, to, first) : from;
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t at = i < square ? done : from;
+        if (at < to) lay_row(s, out + i * stride + at - from, b, h, top + i, query + i, at, to, first);
+    }
+}
+
 void regard_lay(const source_t *sources, int64_t count, const block_t *block, float *out, int threads) {
     const int64_t rows = block->rows, cols = block->cols, chunks = (rows + CHUNK - 1) / CHUNK;
     const int64_t jobs = block->batch * block->heads * chunks;
@@ -204,10 +268,9 @@ void regard_lay(const source_t *sources, int64_t count, const block_t *block, fl
         const int64_t bottom = top + CHUNK < rows ? top + CHUNK : rows;
         for (int64_t left = 0; left < cols; left += TILE) {
             const int64_t right = left + TILE < cols ? left + TILE : cols;
-            for (int64_t i = top; i < bottom; i++)
-                for (int64_t n = 0; n < count; n++)
-                    lay_row(sources + n, out + plane * block->plane + i * cols + left, b, h, i, block->first_row + i,
-                            block->first_col + left, block->first_col + right, n == 0);
+            for (int64_t n = 0; n < count; n++)
+                lay_rows(sources + n, out + plane * block->plane + top * cols + left, cols, b, h, top, bottom - top,
+                         block->first_row + top, block->first_col + left, block->first_col + right, n == 0);
         }
     }
 }
@@ -243,41 +306,62 @@ static void pull_cols(const source_t *s, const float *x, const block_t *block, i
     }
 }
 
+/* One row: w, its logits, becomes weights, and d, the gradient of what v is multiplied by, that of the logits. `mass` is
+   what the weights sum to; the gradient of the row's log-sum-exp is taken from their mean, which is handed back.
+   With dropout, w becomes what v was multiplied by: a weight that is dropped is kept as its negative on the way. */
+static inline __attribute__((always_inline)) float weigh_row(float *restrict w, float *restrict d, int64_t cols, float end,
+                                                             float mass, float d_end, const drop_t *drop, uint32_t row,
+                                                             uint32_t first) {
+    const float more = drop ? drop->over : 1;
+    const uint32_t least = drop ? drop->least : 0;
+    float total = 0, mean = 0;
+#pragma omp simd reduction(+ : total, mean)
+    for (uint32_t j = 0; j < (uint32_t)cols; j++) {
+        const float e = quick_exp(w[j] - end);
+        total += e;
+        if (drop) {
+            const int kept = is_kept(row, first + j, least);
+            const float g = kept ? d[j] * more : 0;
+            w[j] = kept ? e : -e;
+            d[j] = g;
+            mean += e * g;
+        } else {
+            w[j] = e;
+            mean += e * d[j];
+        }
+    }
+    /* exp(logit - lse) carries the rounding of lse; the rows are whole, so their sum tells it */
+    const float fix = total > 0 ? mass / total : total; /* 0, or NaN */
+    const float middle = mean * fix - d_end;
+    for (int64_t j = 0; j < cols; j++) {
+        const float e = (drop ? fabsf(w[j]) : w[j]) * fix;
+        d[j] = e * (d[j] - middle);
+        w[j] = drop ? (w[j] < 0 ? 0 : e * more) : e;
+    }
+    return middle;
+}
+
 /* logits becomes weights, grads (of the weights) becomes the gradient of the logits; ends is the log-sum-exp of each
    row (+inf where it sees nothing), mass what its weights sum to (1, or less with a sink), d_ends the gradient of its
    log-sum-exp; inner [rows] is handed back for the sink. */
 void regard_weigh(const source_t *pulled, int64_t count, const block_t *block, float *logits, float *grads, const float *ends,
-                  const float *mass, const float *d_ends, float *inner, int threads) {
+                  const float *mass, const float *d_ends, float *inner, const drop_t *drop, int threads) {
     const int64_t rows = block->rows, cols = block->cols, planes = block->batch * block->heads;
 #pragma omp parallel num_threads(threads)
     {
         const int thread = omp_get_thread_num();
 #pragma omp for schedule(static)
         for (int64_t job = 0; job < planes * rows; job++) {
-            const int64_t plane = job / rows, i = job % rows;
+            const int64_t plane = job / rows, i = job % rows, b = plane / block->heads, h = plane % block->heads;
             float *w = logits + job * cols, *d = grads + job * cols;
-            const float end = ends[job];
-            float total = 0, mean = 0;
-#pragma omp simd reduction(+ : total, mean)
-            for (int64_t j = 0; j < cols; j++) {
-                const float e = quick_exp(w[j] - end);
-                w[j] = e;
-                total += e;
-                mean += e * d[j];
-            }
-            /* exp(logit - lse) carries the rounding of lse; the rows are whole, so their sum tells it */
-            const float fix = total > 0 ? mass[job] / total : total; /* 0, or NaN */
-            const float middle = mean * fix - d_ends[job];
-            inner[job] = middle;
-            for (int64_t j = 0; j < cols; j++) {
-                const float e = w[j] * fix;
-                w[j] = e;
-                d[j] = e * (d[j] - middle);
-            }
+            if (drop->seeds) {
+                const int64_t seed = drop->seeds[b * drop->batch + h * drop->head];
+                inner[job] = weigh_row(w, d, cols, ends[job], mass[job], d_ends[job], drop,
+                                       hash_of_row(seed, block->first_row + i), (uint32_t)block->first_col);
+            } else inner[job] = weigh_row(w, d, cols, ends[job], mass[job], d_ends[job], NULL, 0, 0);
             for (int64_t n = 0; n < count; n++)
                 if (!pulled[n].col)
-                    pull_row(pulled + n, d, plane / block->heads, plane % block->heads, i, block->first_row + i,
-                             block->first_col, block->first_col + cols, thread);
+                    pull_row(pulled + n, d, b, h, i, block->first_row + i, block->first_col, block->first_col + cols, thread);
         }
         const int64_t tiles = (cols + 255) / 256;
         for (int64_t n = 0; n < count; n++) {
@@ -292,138 +376,6 @@ void regard_weigh(const source_t *pulled, int64_t count, const block_t *block, f
     }
 }
 
-/* What to look at in a strip; NULL for what nobody asked for. Strides are in numbers. */
-typedef struct {
-    float *lse;                 /* [planes, rows]: log-sum-exp, with the sink */
-    const float *sink;          /* [planes]: or NULL */
-    float *entropy;             /* [planes, rows] */
-    double *received;           /* [threads, planes, cols], added to */
-    double *profile;            /* [threads, planes, rows + cols - 1], added to at j - i + rows - 1 */
-    float *cell_sum, *cell_max; /* [planes, rows, cells]: of each row */
-    int64_t cell, skip, cells;  /* columns in a cell, how many of them the first cell lacks, cells */
-    float *top_logit;           /* [planes, rows, top] */
-    int64_t *top_index;
-    int64_t top;
-    float *logit_sum, *logit_max; /* [planes, rows, cells]: of what is not masked */
-    int64_t known;                /* lse is given, and the columns may be a part of the row */
-} look_t;
-
-static void keep_top(const float *x, int64_t cols, float *values, int64_t *index, int64_t top) {
-    int64_t kept = 0;
-    float least = -INFINITY;
-    for (int64_t left = 0; left < cols; left += 64) {
-        const int64_t right = left + 64 < cols ? left + 64 : cols;
-        int any = 0;
-#pragma omp simd reduction(| : any)
-        for (int64_t j = left; j < right; j++) any |= x[j] > least;
-        if (!any) continue;
-        for (int64_t j = left; j < right; j++) {
-            if (!(x[j] > least)) continue;
-            int64_t at = kept < top ? kept++ : top - 1; /* the lower index stays before an equal one */
-            for (; at > 0 && values[at - 1] < x[j]; at--) values[at] = values[at - 1], index[at] = index[at - 1];
-            values[at] = x[j], index[at] = j;
-            if (kept == top) least = values[top - 1];
-        }
-    }
-    for (; kept < top; kept++) values[kept] = -INFINITY, index[kept] = -1;
-}
-
-static void pool_logits(const look_t *look, const float *x, int64_t cols, float *sums, float *maxima) {
-    int64_t at = 0;
-    for (int64_t c = 0; c < look->cells; c++) {
-        int64_t end = (c + 1) * look->cell - look->skip;
-        if (end > cols) end = cols;
-        float sum = 0, most = -INFINITY;
-#pragma omp simd reduction(+ : sum) reduction(max : most)
-        for (int64_t j = at; j < end; j++) {
-            sum += x[j] > -INFINITY ? x[j] : 0;
-            most = x[j] > most ? x[j] : most;
-        }
-        sums[c] = sum, maxima[c] = most;
-        at = end;
-    }
-}
-
-/* Softmax of each row in place, then what was asked for. Returns the number of rows with NaN or +infinity in them,
-   which the caller must treat otherwise. */
-int64_t regard_look(const look_t *look, int64_t planes, int64_t rows, int64_t cols, float *strip, int threads) {
-    int64_t odd = 0;
-#pragma omp parallel num_threads(threads) reduction(+ : odd)
-    {
-        const int thread = omp_get_thread_num();
-#pragma omp for schedule(static)
-        for (int64_t job = 0; job < planes * rows; job++) {
-            const int64_t plane = job / rows, i = job % rows;
-            float *x = strip + job * cols;
-            if (look->top) keep_top(x, cols, look->top_logit + job * look->top, look->top_index + job * look->top, look->top);
-            if (look->logit_sum)
-                pool_logits(look, x, cols, look->logit_sum + job * look->cells, look->logit_max + job * look->cells);
-            float top = look->sink ? look->sink[plane] : -INFINITY;
-            int bad = 0;
-#pragma omp simd reduction(max : top) reduction(| : bad)
-            for (int64_t j = 0; j < cols; j++) {
-                top = x[j] > top ? x[j] : top;
-                bad |= !(x[j] < INFINITY);
-            }
-            odd += bad != 0;
-            if (look->known) top = look->lse[job];
-            if (top == -INFINITY) top = 0;
-            float total = 0, bent = 0;
-            if (look->entropy) {
-#pragma omp simd reduction(+ : total, bent)
-                for (int64_t j = 0; j < cols; j++) {
-                    const float away = x[j] - top, e = quick_exp(away);
-                    x[j] = e;
-                    total += e;
-                    bent += e > 0 ? e * away : 0;
-                }
-            } else {
-#pragma omp simd reduction(+ : total)
-                for (int64_t j = 0; j < cols; j++) {
-                    const float e = quick_exp(x[j] - top);
-                    x[j] = e;
-                    total += e;
-                }
-            }
-            const float shown = total;
-            if (look->known) total = 1; /* x holds the weights already */
-            else if (look->sink) total += expf(look->sink[plane] - top);
-            const float over = total > 0 ? 1 / total : 0;
-            if (!look->known) look->lse[job] = total > 0 ? top + logf(total) : -INFINITY;
-            if (look->entropy) look->entropy[job] = total > 0 ? over * (logf(total) * shown - bent) : 0;
-            if (look->received || look->profile) {
-                double *r = look->received ? look->received + (thread * planes + plane) * cols : 0;
-                double *p = look->profile ? look->profile + (thread * planes + plane) * (rows + cols - 1) + rows - 1 - i : 0;
-                if (r && p)
-                    for (int64_t j = 0; j < cols; j++) {
-                        const float w = x[j] * over;
-                        r[j] += w, p[j] += w;
-                    }
-                else {
-                    double *o = r ? r : p;
-                    for (int64_t j = 0; j < cols; j++) o[j] += x[j] * over;
-                }
-            }
-            if (look->cell_sum) {
-                float *sums = look->cell_sum + job * look->cells, *maxima = look->cell_max + job * look->cells;
-                int64_t at = 0;
-                for (int64_t c = 0; c < look->cells; c++) {
-                    int64_t end = (c + 1) * look->cell - look->skip;
-                    if (end > cols) end = cols;
-                    float sum = 0, most = 0;
-#pragma omp simd reduction(+ : sum) reduction(max : most)
-                    for (int64_t j = at; j < end; j++) {
-                        sum += x[j];
-                        most = x[j] > most ? x[j] : most;
-                    }
-                    sums[c] = sum * over, maxima[c] = most * over;
-                    at = end;
-                }
-            }
-        }
-    }
-    return odd;
-}
-
+#include "look.c"
 #include "attend.c"
 #include "decode.c"

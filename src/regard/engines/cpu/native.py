@@ -25,7 +25,7 @@ from torch import Tensor
 log = logging.getLogger("regard")
 
 SOURCE = Path(__file__).with_name("native.c")
-PARTS = (SOURCE, SOURCE.with_name("attend.c"), SOURCE.with_name("decode.c"))
+PARTS = (SOURCE, *(SOURCE.with_name(name) for name in ("bins.c", "look.c", "attend.c", "decode.c")))
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC")
 
 _Int, _Pointer = ctypes.c_int64, ctypes.c_void_p
@@ -37,6 +37,7 @@ class Source(ctypes.Structure):
     _fields_ = (
         ("data", _Pointer), ("batch", _Int), ("head", _Int), ("row", _Int), ("col", _Int), ("thread", _Int),
         ("rows", _Pointer), ("runs", _Pointer), ("run_count", _Int), ("sliding", _Int), ("map", _Pointer),
+        ("smooth", _Int),
     )  # fmt: skip
 
 
@@ -46,12 +47,20 @@ class Block(ctypes.Structure):
     _fields_ = tuple((name, _Int) for name in ("batch", "heads", "rows", "cols", "first_row", "first_col", "plane"))
 
 
-class Long(ctypes.Structure):
-    """long_t of attend.c."""
+class Factors(ctypes.Structure):
+    """factors_t of attend.c."""
 
     _fields_ = (
         ("u", _Pointer), ("batch", _Int), ("head", _Int), ("row", _Int), ("features", _Pointer),
-        ("features_batch", _Int), ("features_head", _Int), ("dim", _Int), ("rows", _Pointer),
+        ("features_batch", _Int), ("features_head", _Int), ("dim", _Int), ("entries", _Int), ("rows", _Pointer),
+    )  # fmt: skip
+
+
+class Drop(ctypes.Structure):
+    """drop_t of native.c."""
+
+    _fields_ = (
+        ("seeds", _Pointer), ("batch", _Int), ("head", _Int), ("least", ctypes.c_uint32), ("over", ctypes.c_float),
     )  # fmt: skip
 
 
@@ -64,7 +73,8 @@ class Attend(ctypes.Structure):
         *((name, _Int) for name in ("v_batch", "v_head", "v_group", "dim", "v_dim", "q_len", "k_len", "first_row")),
         ("low", _Int), ("high", _Int), ("out", _Pointer), ("lse", _Pointer),
         *((name, _Int) for name in ("out_batch", "out_head", "out_row", "lse_batch", "lse_head")),
-        ("room", _Pointer), ("room_size", _Int), ("term", Long), ("scale", ctypes.c_float),
+        ("room", _Pointer), ("room_size", _Int), ("term", Factors), ("made", _Pointer), ("drop", Drop),
+        ("scale", ctypes.c_float),
     )  # fmt: skip
 
 
@@ -83,14 +93,24 @@ class Decode(ctypes.Structure):
     )  # fmt: skip
 
 
+class Share(ctypes.Structure):
+    """share_t of look.c."""
+
+    _fields_ = (
+        ("begin", _Pointer), ("end", _Pointer), ("inside", _Pointer), ("batch", _Int), ("head", _Int), ("row", _Int),
+        ("mass", _Pointer),
+    )  # fmt: skip
+
+
 class Look(ctypes.Structure):
-    """look_t of native.c."""
+    """look_t of look.c."""
 
     _fields_ = (
         ("lse", _Pointer), ("sink", _Pointer), ("entropy", _Pointer), ("received", _Pointer), ("profile", _Pointer),
         ("cell_sum", _Pointer), ("cell_max", _Pointer), ("cell", _Int), ("skip", _Int), ("cells", _Int),
         ("top_logit", _Pointer), ("top_index", _Pointer), ("top", _Int),
-        ("logit_sum", _Pointer), ("logit_max", _Pointer), ("known", _Int),
+        ("logit_sum", _Pointer), ("logit_max", _Pointer), ("known", _Int), ("squares", _Pointer),
+        ("shares", _Pointer), ("share_count", _Int), ("heads", _Int),
     )  # fmt: skip
 
 
@@ -120,9 +140,10 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     sources = [_Pointer, _Int, _Pointer]  # sources, how many, block
     for name, takes, gives in (
         ("regard_lay", [*sources, _Pointer], None),
-        ("regard_weigh", [*sources, *[_Pointer] * 6], None),
+        ("regard_weigh", [*sources, *[_Pointer] * 7], None),
         ("regard_look", [_Pointer, _Int, _Int, _Int, _Pointer], _Int),
         ("regard_pack", [_Pointer, *[_Int] * 8, _Pointer], None),
+        ("regard_multiply", [_Pointer, _Int, _Int, _Int, _Pointer], None),
         ("regard_attend", [*sources, _Pointer], None),
         ("regard_decode", [*sources, _Int], _Int),
     ):

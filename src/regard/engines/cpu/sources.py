@@ -13,8 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,6 +26,7 @@ from ..tiled.places import cells, see
 from ..tiled.strips import Block, parts_of, ready, wide_type
 from . import native
 from .feeding import Feed, table_gradients
+from .panels import BEYOND, multiplied, scratch
 
 #: rows of <u_i, R> at a time, so that they are still in the cache when they are read
 ROWS = 256
@@ -91,6 +91,7 @@ class Source(NamedTuple):
     places: Places
     parts: tuple[Tensor, ...]
     map: Tensor | None = None  # [n] int32: the row of R that each t means; None: R is in the order of t
+    smooth: bool = False  # t goes by one from query to query, and from t to t the row of R by 0 or by 1, one way
     fixed: bool = False  # a mask: nothing to learn
 
     def entries(self, rows: slice, cols: slice) -> slice:
@@ -110,7 +111,7 @@ class Source(NamedTuple):
         return native.Source(
             native.pointer(x, -first), batch, head, row, col, thread,
             native.pointer(places.rows), native.pointer(places.runs), len(places.runs), places.sliding,
-            native.pointer(self.map),
+            native.pointer(self.map), self.smooth,
         )  # fmt: skip
 
 
@@ -163,7 +164,7 @@ def _source(p: Problem, piece: Piece, line: Places | None) -> Source | None:
     if line is not None:
         if bins is not None:
             return _binned(piece, line, parts, bins[0, 0].flip(-1))
-        source = Source(piece, piece.kind, line, (*parts[:-1], parts[-1].flip(2)))
+        source = Source(piece, piece.kind, line, (*parts[:-1], parts[-1].flip(2)), smooth=True)
     else:
         if p.form.q_start >= 0 or p.form.k_start >= 0:
             return None
@@ -188,7 +189,13 @@ def _binned(piece: Piece, line: Places, parts: tuple[Tensor, ...], bins: Tensor)
         if runs is not None:
             places = Places(line.rows, runs, torch.arange(many - 1, -1, -1), sliding=True)
             return Source(piece, "query", places, (parts[0], parts[1].flip(2)))
-    return Source(piece, piece.kind, line, parts, bins.to(torch.int32))
+    return Source(piece, piece.kind, line, parts, bins.to(torch.int32), is_smooth(bins))
+
+
+def is_smooth(entries: Tensor) -> bool:
+    """They rise by 0 or 1 from one to the next, or all fall so."""
+    steps = entries.diff()
+    return any(bool(((way * steps >= 0) & (way * steps <= 1)).all()) for way in (1, -1))
 
 
 def runs_of(entries: Tensor) -> Tensor | None:
@@ -242,31 +249,6 @@ def own_of(problem: Problem, block: Block) -> Callable[..., Tensor]:
     return own
 
 
-class Scratch(threading.local):
-    """Room for blocks, used again and again: fresh memory costs more than what is written to it. One a thread."""
-
-    #: numbers of a room that is kept for the next call
-    most = 1 << 20
-
-    def __init__(self) -> None:
-        self.rooms: dict[object, Tensor] = {}
-
-    def clear(self) -> None:
-        """Give back the rooms that are too large to be kept."""
-        self.rooms = {name: room for name, room in self.rooms.items() if room.numel() <= self.most}
-
-    def take(self, name: object, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        """Uninitialised room of this name; what it held before is gone."""
-        size = math.prod(shape)
-        room = self.rooms.get(name)
-        if room is None or room.numel() < size:
-            self.rooms[name] = room = torch.empty(size, dtype=dtype)
-        return room[:size].view(shape)
-
-
-scratch = Scratch()
-
-
 class Layer:
     """The bias of some batch rows and heads, and the gradients of what it is made of."""
 
@@ -302,23 +284,30 @@ class Layer:
             native.call("regard_lay", native.array(told), len(told), block_of(out, rows, cols), native.pointer(out))
             del alive
 
-    def told(self, rows: slice, cols: slice) -> tuple[list[native.Source], list[Tensor]]:
-        """The sources of some rows as native.c is told of them, and what must stay alive until it has read them."""
+    def told(self, rows: slice, cols: slice, later: Collection[int] = ()) -> tuple[list[native.Source], list[Tensor]]:
+        """The sources of some rows as native.c is told of them, and what must stay alive until it has read them.
+
+        Those that are to be multiplied `later` have no entries yet.
+        """
         told, alive = [], []
         for n, source in enumerate(self.sources):
             first = 0
-            if source.by == "table":
+            if n in later:
+                x = source.parts[1]
+            elif source.by == "table":
                 x = source.parts[0]
             elif source.by == "key":
                 if n not in self.kept:
-                    self.kept[n] = source.parts[0] @ source.parts[1].mT
+                    w, features = source.parts
+                    self.kept[n] = multiplied(("of keys", n), w, features, self.planes)
                 x = self.kept[n]
             else:
                 entries = source.entries(rows, cols)
                 first = entries.start
                 u, features = source.parts[0][:, :, rows], source.parts[1][:, :, entries]
                 planes = [max(u.shape[axis], features.shape[axis]) for axis in (0, 1)]
-                x = scratch.take(n, (*planes, u.shape[2], features.shape[2]))
+                shape = *planes, u.shape[2], features.shape[2]
+                x = scratch.take(n, (math.prod(shape) + BEYOND,))[:-BEYOND].view(shape)
                 if features.shape[0] == features.shape[1] == 1 and u.is_contiguous():  # one product for all heads
                     torch.mm(u.view(-1, u.shape[-1]), features[0, 0].mT, out=x.view(-1, x.shape[-1]))
                 else:
@@ -326,6 +315,17 @@ class Layer:
             alive.append(x)
             told.append(source.told(x, first))
         return told, alive
+
+
+def dropped(problem: Problem, block: Block) -> native.Drop:
+    """What dropout leaves of a block's weights (eq. 25), as native.c is told of it."""
+    form = problem.form
+    if form.seeds < 0 or not form.dropout:
+        return native.Drop()
+    seeds = problem.operands[form.seeds]
+    batch, head = (0 if seeds.shape[axis] == 1 else seeds.stride(axis) for axis in (0, 1))
+    shift = block.batch.start * batch + block.heads.start * head
+    return native.Drop(native.pointer(seeds, shift), batch, head, int(form.dropout * 2**32), 1 / (1 - form.dropout))
 
 
 class Pull:
@@ -390,9 +390,10 @@ class Pull:
                 told.append(source.told(into, thread=into.stride(0) if source.by == "table" else 0))
         by_row = [x.contiguous() for x in (ends, mass, d_ends)]
         inner = torch.empty_like(by_row[0])
+        drop = dropped(self.layer.problem, self.layer.block)
         native.call(
             "regard_weigh", native.array(told), len(told), block_of(logits, rows, cols),
-            *(native.pointer(x) for x in (logits, grads, *by_row, inner)),
+            *(native.pointer(x) for x in (logits, grads, *by_row, inner)), ctypes.byref(drop),
         )  # fmt: skip
         for n, (room, entries) in spread.items():
             u, features = self.sources[n].parts
