@@ -72,11 +72,11 @@ def _fuses(summary: Summary, problem: Problem, maps: list[tuple[int, int, str]])
 
 
 def _look(problem: Problem, summaries: Sequence[Summary], progress: Report, known: Tensor | None) -> list[Any]:
-    """States after every strip. Batch rows with NaN or infinity are left to the plain passes, which know what to do."""
+    """States after every strip. Heads with NaN or infinity are left to the plain passes, which know what to do."""
     batch, heads, q_len, k_len = problem.sizes
     states = [summary.start(problem) for summary in summaries]
     fed, sources, rest = sources_of(problem, feed(problem))
-    done, odd = 0, torch.zeros(batch, dtype=torch.bool)
+    done, odd = 0, torch.zeros(batch, heads, dtype=torch.bool)
     for block in blocks_of_heads(problem):
         layer, own = Layer(problem, fed, sources, rest, block), own_of(problem, block)
         q, k = own(problem.q).flatten(0, 1), own(problem.k).expand(*layer.planes, -1, -1).flatten(0, 1)
@@ -97,7 +97,7 @@ def _look(problem: Problem, summaries: Sequence[Summary], progress: Report, know
                 room, bad = _show(seen, strip, summaries, None if blocked else sink, ends, len(shown))
                 shown.append((seen, room))
                 if bad:
-                    odd[block.batch] |= known is not None or not_finite(room["lse"]).any(-1).any(-1)
+                    odd[block.batch, block.heads] |= known is not None or not_finite(room["lse"]).any(-1)
             if blocked and ends is None:
                 _join([room for _, room in shown], sink)
             for seen, room in shown:
@@ -114,12 +114,12 @@ def _look(problem: Problem, summaries: Sequence[Summary], progress: Report, know
     if not bool(odd.any()):
         return states
     together = any(isinstance(summary, Mass) for summary in summaries)  # a set of pairs may be the whole batch's
-    for rows in [slice(0, batch)] if together else [slice(n, n + 1) for n in odd.nonzero().flatten().tolist()]:
-        part = problem.select(rows, slice(0, heads))
-        ends = None if known is None else known[rows]
-        for state, right in zip(states, tiled.reduce(part, summaries, None, ends), strict=True):
+    whole = slice(0, batch), slice(0, heads)
+    for at in [whole] if together else [tuple(slice(n, n + 1) for n in pair) for pair in odd.nonzero().tolist()]:
+        ends = None if known is None else known[at]
+        for state, right in zip(states, tiled.reduce(problem.select(*at), summaries, None, ends), strict=True):
             for total, x in zip(state, right, strict=True):
-                total[rows][odd[rows]] = x[odd[rows]]
+                total[at][odd[at]] = x[odd[at]]
     return states
 
 
