@@ -24,12 +24,13 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 @needs_triton
 @pytest.mark.slow
-def test_kernels_under_the_interpreter():
+@pytest.mark.parametrize("which", ["test_kernels_equal_the_definition", "not test_kernels_equal_the_definition"])
+def test_kernels_under_the_interpreter(which):
     paths = [HERE, HERE.parent, HERE.parents[1] / "src"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
     ran = subprocess.run(
-        [*command, str(HERE / "triton_interpreted.py")], env=environment, capture_output=True, text=True
+        [*command, "-k", which, str(HERE / "triton_interpreted.py")], env=environment, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
 
