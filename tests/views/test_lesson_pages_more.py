@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 
 import pytest
 from lesson_browser import (  # noqa: F401 - fixtures
@@ -179,7 +180,18 @@ def test_content_and_w_choose_among_the_waves(lesson):
     assert shown(page, "content", found["content"])
 
 
-def test_v_is_learned_before_the_reader_s_eyes_and_can_be_stopped(lesson):
+def slowly(made):
+    """States that leave the reader some seconds to stop, on any machine."""
+
+    def states(*given, **more):
+        for state in made(*given, **more):
+            time.sleep(0.05)
+            yield state
+
+    return states
+
+
+def test_v_is_learned_before_the_reader_s_eyes_and_can_be_stopped(lesson, monkeypatch):
     page = lesson("line")
     page.focus("#learn")
     page.keyboard.press("Enter")
@@ -187,6 +199,7 @@ def test_v_is_learned_before_the_reader_s_eyes_and_can_be_stopped(lesson):
     until(page, "() => !document.querySelector('#learn').disabled")
     assert page.evaluate("() => document.querySelector('#learning').value") == line.STEPS
     assert float(page.get_attribute("#learned", "data-value")) == pytest.approx(line.learn().last, abs=1e-9)
+    monkeypatch.setattr(line, "searching", slowly(line.searching))
     page.click("#learn")
     until(page, "() => document.querySelector('#learning').value < 100")
     page.click("#stop")
@@ -265,7 +278,7 @@ def test_a_digit_and_its_pixels(lesson):
 # Learning
 
 
-def test_training_sharpens_a_and_can_be_stopped(lesson):
+def test_training_sharpens_a_and_can_be_stopped(lesson, monkeypatch):
     page = lesson("learning", {"steps": 60})
     before = learning.play()["first"]
     assert value(page, "#loss") == pytest.approx(before["loss"]) and shown(page, "A-now", before["weights"])
@@ -279,6 +292,7 @@ def test_training_sharpens_a_and_can_be_stopped(lesson):
     first = learning.play(task="words", rate=learning.OWN["words"])["first"]
     assert shown(page, "A-now", first["weights"]) and inputs(page)["rate"] == learning.OWN["words"]
     slide(page, "#steps", "End")
+    monkeypatch.setattr(learning, "_states", slowly(learning._states))
     page.click("#train")
     until(page, "() => Number(document.querySelector('#at').dataset.value) > 5")
     page.click("#stop")
