@@ -49,15 +49,11 @@ WORDS: Words = {
         "question": "Question",
         "answer": "Answer",
         "next": "Next",
-        "previous": "Previous",
         "skip": "To the lesson",
         "failed": "That did not work: {error}",
         "keys": "Keys: Tab from control to control, arrow keys to change one (with Shift in larger steps), [ and ] for the lesson before and "
         "after, L for 中文, D for dark.",
         "masked": "masked",
-        "row": "row",
-        "column": "column",
-        "stop": "Stop",
     },
     "zh": {
         "lessons": "课程",
@@ -75,14 +71,10 @@ WORDS: Words = {
         "question": "问题",
         "answer": "答案",
         "next": "接下来",
-        "previous": "上一课",
         "skip": "跳到课文",
         "failed": "没有成功：{error}",
         "keys": "按键：Tab 在控件之间移动，方向键改变数值（按住 Shift 步子更大），[ 和 ] 是上一课和下一课，L 换成 English，D 换深浅。",
         "masked": "被遮住",
-        "row": "行",
-        "column": "列",
-        "stop": "停止",
     },
 }
 

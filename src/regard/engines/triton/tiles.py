@@ -44,8 +44,8 @@ def vector(x, b, h, at, count):
 def matrix(ptr, step, at, count, DIM: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr):
     """Rows `at` of a matrix [count, DIM] whose last axis is contiguous, padded with zeros to BLOCK columns.
 
-    CHECK: some may be past the end. (A scalar base and 32-bit offsets would be fewer numbers, but then ptxas serialises
-    the matrix products of the loops around it: 15 to 20 percent.)
+    CHECK: some may be past the end. (`run_of` needs fewer numbers, but in the loops of the backward passes ptxas then
+    serialises the matrix products around it: 15 to 20 percent.)
     """
     d = tl.arange(0, BLOCK)
     where = ptr + at[:, None].to(tl.int64) * step + d[None, :]
