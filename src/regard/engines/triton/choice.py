@@ -73,26 +73,26 @@ def key_tiling(dim: int, v_dim: int, dtype: torch.dtype, added: str) -> Tiling:
     if dtype == torch.float32:
         return Tiling(32, 32, 4, 1) if wide <= 128 else Tiling(16, 16, 4, 1)
     if wide <= 64:
-        return Tiling(32, 64, 4, 3)
+        return Tiling(64, 64, 4, 3)
     if wide <= 128:
         return Tiling(64, 64, 4, 2)
     return Tiling(32, 64, 4, 2)
 
 
 def diagonal_tiling(dim: int, v_dim: int, dtype: torch.dtype, width: int | None, clipped: bool) -> Tiling:
-    """For gradients of tables: tiles along a diagonal, of whole lines where keys lie on a grid `width` wide.
+    """For gradients of tables: tiles along a diagonal, of whole lines where queries lie on a grid `width` wide.
 
     `clipped`: there are few diagonals, so small tiles occupy more of the machine.
     """
     if interpreted():
-        return Tiling(16, 16, 4, 1)
+        return Tiling(32 if width == 32 else 16, 16, 4, 1)
     wide = max(power(dim), power(v_dim))
     if dtype == torch.float32:
         return Tiling(32, 32, 4, 1) if wide <= 128 else Tiling(16, 16, 4, 1)
     if wide > 128:
         return Tiling(32, 32, 4, 2)
-    if (wide > 64 or (width is not None and 64 % width)) and not clipped:
-        return Tiling(128, 128, 16, 1)
+    if (wide > 64 or width == 128) and not clipped:
+        return Tiling(128, 64, 8, 2)
     return Tiling(64, 64, 4, 2, 168 if wide <= 64 else None)
 
 

@@ -1,8 +1,9 @@
 """The gradient of a table, by block diagonals (eq. 24): one program adds up whole tiles of dS and skews them once.
 
-All tiles with the same i0 - j0 meet the same entries of a table, on a line and on a grid whose lines divide a tile. So
-a program walks one block diagonal, reads the table once, adds tiles in registers, and at the end sums along their
-diagonals (a line) or gives the tile as it is (a grid). No atomics, and the same bits every time.
+All tiles with the same i0 - j0 meet the same entries of a table, on a line and on a grid whose lines divide a tile or
+are as long as tiles are high. So a program walks one block diagonal, reads the table once, adds tiles in registers, and
+at the end sums along their diagonals (a line, lines as long as tiles) or gives the tile as it is (shorter lines). No
+atomics, and the same bits every time.
 """
 
 from __future__ import annotations
@@ -11,23 +12,23 @@ import triton
 import triton.language as tl
 
 from .reverse import d_tile, ends_of, fix_of
-from .tiles import cols_of, diagonal_sums, diagonal_table, key_bounds, matrix, query_bounds, rows_of, shift_of
+from .tiles import cols_of, diagonal_sums, diagonal_table, key_bounds, query_bounds, rows_of, run_of, shift_of
 
 
 @triton.jit
 def add_tile(
-    acc, q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, inner_ptr, fix_ptr, q_step, k_step, v_step, d_step, given, b, h,
+    acc, q_ptr, k_ptr, v_ptr, d_out_ptr, ends_ptr, inner_ptr, fix_ptr, q_step, k_step, v_step, d_step, given, b, h,
     i0, j0, shift, table,
     DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of dS, times the gate of the table. `table` is what the table adds to it."""
     i, j = i0 + tl.arange(0, BLOCK_Q), j0 + tl.arange(0, BLOCK_K)
-    q = matrix(q_ptr, q_step, i, given.q_len, DIM, BLOCK_D, MASKED)
-    d_out = matrix(d_out_ptr, d_step, i, given.q_len, V_DIM, BLOCK_V, MASKED)
-    k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, MASKED)
-    v = matrix(v_ptr, v_step, j, given.k_len, V_DIM, BLOCK_V, MASKED)
-    lse, inner = ends_of(lse_ptr, inner_ptr, given, b, h, i)
+    q = run_of(q_ptr, q_step, i0, given.q_len, DIM, BLOCK_D, BLOCK_Q, MASKED)
+    d_out = run_of(d_out_ptr, d_step, i0, given.q_len, V_DIM, BLOCK_V, BLOCK_Q, MASKED)
+    k = run_of(k_ptr, k_step, j0, given.k_len, DIM, BLOCK_D, BLOCK_K, MASKED)
+    v = run_of(v_ptr, v_step, j0, given.k_len, V_DIM, BLOCK_V, BLOCK_K, MASKED)
+    lse, inner = ends_of(ends_ptr, inner_ptr, given, b, h, i)
     rows, cols = rows_of(given, b, h, i), cols_of(given, b, h, j)
     d_logits, _, _ = d_tile(
         q, k, v, d_out, lse, inner, rows, cols, given, b, h, i, j, given.k_len, shift, table.to(tl.float32), 0.0, 0.0,
@@ -42,9 +43,10 @@ def add_tile(
 
 @triton.jit
 def diagonal_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, inner_ptr, fix_ptr, sums_ptr, given,
-    q_batch, q_head, q_step, k_batch, k_head, k_step, v_batch, v_head, v_step, d_batch, d_head, d_step,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, ends_ptr, inner_ptr, fix_ptr, sums_ptr, given,
+    q_batch, q_head, k_batch, k_head, v_batch, v_head, d_batch, d_head,
     k_group, v_group, begin, count, batches,
+    Q_STEP: tl.constexpr, K_STEP: tl.constexpr, V_STEP: tl.constexpr, D_STEP: tl.constexpr,
     DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
@@ -91,19 +93,19 @@ def diagonal_kernel(
         if given.has.mask:
             for t in range(start, full):
                 acc = add_tile(
-                    acc, q_at, k_at, v_at, d_at, lse_ptr, inner_ptr, fix_ptr, q_step, k_step, v_step, d_step, given,
+                    acc, q_at, k_at, v_at, d_at, ends_ptr, inner_ptr, fix_ptr, Q_STEP, K_STEP, V_STEP, D_STEP, given,
                     b, h, t * BLOCK_Q, t * BLOCK_Q - m * BLOCK_K, shift, table,
                     DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_Q, BLOCK_K, True, PRECISION,
                 )  # fmt: skip
         for t in range(full, still):
             acc = add_tile(
-                acc, q_at, k_at, v_at, d_at, lse_ptr, inner_ptr, fix_ptr, q_step, k_step, v_step, d_step, given, b, h,
+                acc, q_at, k_at, v_at, d_at, ends_ptr, inner_ptr, fix_ptr, Q_STEP, K_STEP, V_STEP, D_STEP, given, b, h,
                 t * BLOCK_Q, t * BLOCK_Q - m * BLOCK_K, shift, table,
                 DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_Q, BLOCK_K, False, PRECISION,
             )  # fmt: skip
         for t in range(still, stop):
             acc = add_tile(
-                acc, q_at, k_at, v_at, d_at, lse_ptr, inner_ptr, fix_ptr, q_step, k_step, v_step, d_step, given, b, h,
+                acc, q_at, k_at, v_at, d_at, ends_ptr, inner_ptr, fix_ptr, Q_STEP, K_STEP, V_STEP, D_STEP, given, b, h,
                 t * BLOCK_Q, t * BLOCK_Q - m * BLOCK_K, shift, table,
                 DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_Q, BLOCK_K, True, PRECISION,
             )  # fmt: skip

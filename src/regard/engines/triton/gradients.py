@@ -18,7 +18,7 @@ from .diagonal import diagonal_kernel
 from .given import Given, Sums
 from .launch import added, dense_rows, is_ragged, on_lines, precision, run
 from .prepare import Prepared, axis_entries, meeting, prepare, spans, turned
-from .reverse import inner_kernel, key_kernel, query_kernel
+from .reverse import ROOM, inner_kernel, key_kernel, query_kernel
 from .tune import tuned
 
 Gradient = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
@@ -48,12 +48,14 @@ class _Backward:
         self.lse, self.dims = lse.contiguous(), (self.q.shape[-1], self.v.shape[-1])
         self.totals: list[Tensor | None] = [None] * len(needs)
         batch, heads, q_len, _ = problem.sizes
-        self.inner = self.room(q_len)
-        block = max(16, 4096 // power(self.dims[1]))
+        whole = -(-q_len // ROOM.value) * ROOM.value
+        self.ends = self.room(whole), self.room(whole)
+        self.inner = self.ends[1][..., :q_len]
+        block = min(max(16, 4096 // power(self.dims[1])), ROOM.value)
         tiling = query_tiling(*self.dims, self.k.dtype, "nothing")
         run(
-            inner_kernel, -(-q_len // block) * batch * heads, tiling,
-            out, self.d_out, d_lse, self.inner, heads, q_len,
+            inner_kernel, whole // block * batch * heads, tiling,
+            out, self.d_out, self.lse, d_lse, *self.ends, heads, q_len,
             *out.stride()[:3], *self.d_out.stride()[:3], *d_lse.stride(),
             V_DIM=self.dims[1], BLOCK_V=power(self.dims[1]), BLOCK_Q=block,
         )  # fmt: skip
@@ -93,7 +95,8 @@ class _Backward:
         if self.made.axes:
             return False
         (_, q_wide), (_, k_wide) = self.problem.form.q_geometry[1], self.problem.form.k_geometry[1]
-        return q_wide == k_wide and diagonal_tiling(*self.dims, self.k.dtype, k_wide, False).block_k % q_wide == 0
+        tiling = diagonal_tiling(*self.dims, self.k.dtype, k_wide, False)
+        return q_wide == k_wide and (tiling.block_k % k_wide == 0 or tiling.block_q == k_wide)
 
     def add(self, slot: int, grad: Tensor) -> None:
         """Into an operand's gradient, summed over what it has once or in groups: [batch, heads, ..]."""
@@ -118,12 +121,14 @@ class _Backward:
 
     def _common(self) -> tuple:
         return (
-            *self.q.stride()[:3], *self.k.stride()[:3], *self.v.stride()[:3], *self.d_out.stride()[:3],
+            *self.q.stride()[:2], *self.k.stride()[:2], *self.v.stride()[:2], *self.d_out.stride()[:2],
         )  # fmt: skip
 
     def _flags(self) -> dict:
         dim, v_dim = self.dims
         blocks = {"BLOCK_D": power(dim), "BLOCK_V": power(v_dim)}
+        steps = (("Q", self.q), ("K", self.k), ("V", self.v), ("D", self.d_out))
+        blocks |= {f"{name}_STEP": x.stride(2) for name, x in steps}
         return {"DIM": dim, "V_DIM": v_dim, **blocks, "PRECISION": precision(self.k.dtype)}
 
     def queries(self, tabled: bool) -> Tensor:
@@ -181,7 +186,7 @@ class _Backward:
         d_q = torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
         run(
             query_kernel, -(-q_len // tiling.block_q) * batch * heads, tiling,
-            self.q, self.k, self.v, self.d_out, self.lse, self.inner, d_q,
+            self.q, self.k, self.v, self.d_out, *self.ends, d_q,
             spans(given, tiling.block_q, tiling.block_k, batch, self.q.device), wanted, *self._common(),
             heads // self.k.shape[1], heads // self.v.shape[1],
             **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k,
@@ -236,7 +241,7 @@ class _Backward:
         )  # fmt: skip
         run(
             key_kernel, blocks * batch * shared, tiling,
-            self.q, self.k, self.v, self.d_out, self.lse, self.inner, d_k, d_v,
+            self.q, self.k, self.v, self.d_out, *self.ends, d_k, d_v,
             spans(given, tiling.block_q, tiling.block_k, batch, self.q.device), wanted, *self._common(),
             shared, heads // self.k.shape[1], heads // self.v.shape[1], columns, 1.0,
             **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, RAGGED=is_ragged(given, tiling),
@@ -254,15 +259,15 @@ class _Backward:
         begin, end = self._diagonals(tiling)
         # batch rows that have a table of their own, or are summed apart, for there are few diagonals to share out
         own = batch if given.table.batch or clipped else 1
-        # on a grid whose lines are as long as a tile is wide, a tile's diagonals are displacements of columns
-        whole = grid is not None and not grid == tiling.block_q == tiling.block_k
+        # on a grid whose lines are as long as a tile is high, a tile's diagonals are displacements of columns
+        whole = grid is not None and grid != tiling.block_q
         count = max(end - begin, 0)
         shape = (tiling.block_q, tiling.block_k) if whole else (tiling.block_q // tiling.block_k + 1, tiling.block_k)
         sums = torch.empty(own * heads, count, *shape, dtype=torch.float32, device=self.q.device)
         if count:
             run(
                 diagonal_kernel, own * heads * count, tiling,
-                self.q, self.k, self.v, self.d_out, self.lse, self.inner, self.fix, sums, given, *self._common(),
+                self.q, self.k, self.v, self.d_out, *self.ends, self.fix, sums, given, *self._common(),
                 heads // self.k.shape[1], heads // self.v.shape[1], begin, count, batch // own,
                 **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, WHOLE=whole,
             )  # fmt: skip
@@ -328,10 +333,10 @@ class _Backward:
         return grad
 
     def _on_grid(self, sums: Tensor, begin: int, whole: bool) -> Tensor:
-        """Whole tiles, or diagonals of tiles of one line, as entries of a table over two axes: [own, heads, n + 3]."""
+        """Whole tiles, or diagonals of tiles in one line, as entries of a table over two axes: [own, heads, n + 3]."""
         (q_high, wide), (k_high, _) = self.problem.form.q_geometry[1], self.problem.form.k_geometry[1]
         own, heads, count = sums.shape[:3]
-        theirs = 1
+        first = begin  # the displacement of lines that `across` begins at
         if whole:
             mine, theirs = (n // wide for n in sums.shape[3:])  # lines of a tile
             tiles = sums.unflatten(-1, (theirs, wide)).unflatten(-3, (mine, wide)).transpose(-3, -2)
@@ -341,9 +346,21 @@ class _Backward:
                     at = a - b + theirs - 1
                     joined[:, :, at : at + (count - 1) * theirs + 1 : theirs] += tiles[:, :, :, a, b]
             across = unskew(joined).sum(-2).flip(-1)  # [own, heads, displacements of lines, of columns]
-        else:
+            first = (begin - 1) * theirs + 1
+        elif sums.shape[-1] == wide:
             across = sums.flatten(-2)[..., 1:]  # from the displacement -wide on, which no pair has
-        first = (begin - 1) * theirs + 1 + k_high - 1  # the line of the table that `across` begins at
+        else:  # a line of keys is several tiles: those whose diagonals are 1 .. parts apart are of one line
+            parts, high = wide // sums.shape[-1], sums.shape[-2]
+            first = -(-begin // parts)
+            joined = sums.new_zeros(
+                own, heads, -(-(begin + count - 1) // parts) - first + 1, high + parts - 1, sums.shape[-1]
+            )
+            for at in range(min(parts, count)):  # the n-th tile of its line from the left
+                line, n = -(-(begin + at) // parts) - first, -(begin + at) % parts
+                some = sums[:, :, at::parts]
+                joined[:, :, line : line + some.shape[2], parts - 1 - n : parts - 1 - n + high] += some
+            across = joined.flatten(-2)[..., 1:]
+        first += k_high - 1  # the line of the table
         grad = sums.new_zeros(own, heads, q_high + k_high - 1, across.shape[-1])
         low, high = max(first, 0), min(first + across.shape[2], grad.shape[2])
         grad[:, :, low:high] = across[:, :, low - first : high - first]

@@ -144,8 +144,8 @@ def line_by_line(
 @triton.jit
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, given,
-    q_batch, q_head, q_step, k_batch, k_head, k_step, v_batch, v_head, v_step, out_batch, out_head, out_step,
-    k_group, v_group,
+    q_batch, q_head, k_batch, k_head, v_batch, v_head, out_batch, out_head, k_group, v_group,
+    Q_STEP: tl.constexpr, K_STEP: tl.constexpr, V_STEP: tl.constexpr, OUT_STEP: tl.constexpr,
     DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, EASY: tl.constexpr, BACKWARDS: tl.constexpr,
     RAGGED: tl.constexpr, FIXED: tl.constexpr, LATE: tl.constexpr,
@@ -164,7 +164,7 @@ def forward_kernel(
     k_ptr += b.to(tl.int64) * k_batch + (h // k_group).to(tl.int64) * k_head
     v_ptr += b.to(tl.int64) * v_batch + (h // v_group).to(tl.int64) * v_head
     q_ptr += b.to(tl.int64) * q_batch + h.to(tl.int64) * q_head
-    q = matrix(q_ptr, q_step, i, given.q_len, DIM, BLOCK_D, True)
+    q = matrix(q_ptr, Q_STEP, i, given.q_len, DIM, BLOCK_D, True)
     rows, shift = rows_of(given, b, h, i), shift_of(given, b)
     first, full, still, last = key_span(given, b, i0, shift, BLOCK_Q, BLOCK_K)
 
@@ -177,14 +177,14 @@ def forward_kernel(
         if given.has.axes:
             line = tl.minimum(i0 // given.axes.q_wide, given.axes.high - 1)
             top = peak(
-                q, k_ptr, k_step, given, b, h, i, line * given.axes.wide, (line + 1) * given.axes.wide, rows, shift,
+                q, k_ptr, K_STEP, given, b, h, i, line * given.axes.wide, (line + 1) * given.axes.wide, rows, shift,
                 across_of(given, b, h, i, tl.arange(0, BLOCK_K), False), down_of(given, b, h, i, line),
                 DIM, BLOCK_D, BLOCK_K, PRECISION,
             )  # fmt: skip
         else:  # the tile on the diagonal, which most masks let all rows see
             near = tl.minimum(tl.maximum(i0 + shift, first), tl.maximum(last - 1, first)) // BLOCK_K * BLOCK_K
             top = peak(
-                q, k_ptr, k_step, given, b, h, i, near, last, rows, shift, 0.0, 0.0, DIM, BLOCK_D, BLOCK_K, PRECISION
+                q, k_ptr, K_STEP, given, b, h, i, near, last, rows, shift, 0.0, 0.0, DIM, BLOCK_D, BLOCK_K, PRECISION
             )  # fmt: skip
         total = tl.exp2(start - top)
         if LATE:
@@ -192,7 +192,7 @@ def forward_kernel(
 
     if given.has.axes:
         acc, top, total = line_by_line(
-            acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, rows, shift,
+            acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, rows, shift,
             DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, RAGGED, FIXED, LATE,
         )  # fmt: skip
     else:
@@ -209,33 +209,33 @@ def forward_kernel(
         if given.has.mask:
             for j0 in range(first, full, BLOCK_K):
                 acc, top, total = take_in(
-                    acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
+                    acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, j0, last,
                     rows, shift, 0.0, 0.0, 0.0,
                     DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, 0, PRECISION, EASY, FIXED, LATE,
                 )  # fmt: skip
         if parted:
             for j0 in range(full, left, BLOCK_K):
                 acc, top, total = take_in(
-                    acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
+                    acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, j0, last,
                     rows, shift, far_left, 0.0, 0.0,
                     DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, 1, PRECISION, EASY, FIXED, LATE,
                 )  # fmt: skip
         for j0 in range(left, right, BLOCK_K):
             acc, top, total = take_in(
-                acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
+                acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, j0, last,
                 rows, shift, 0.0, 0.0, 0.0,
                 DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, 0, PRECISION, EASY, FIXED, LATE,
             )  # fmt: skip
         if parted:
             for j0 in range(right, still, BLOCK_K):
                 acc, top, total = take_in(
-                    acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
+                    acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, j0, last,
                     rows, shift, far_right, 0.0, 0.0,
                     DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, -1, PRECISION, EASY, FIXED, LATE,
                 )  # fmt: skip
         for j0 in range(still, last, BLOCK_K):
             acc, top, total = take_in(
-                acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
+                acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, j0, last,
                 rows, shift, 0.0, 0.0, 0.0,
                 DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, 0, PRECISION, EASY, FIXED, LATE,
             )  # fmt: skip
@@ -252,13 +252,13 @@ def forward_kernel(
             top, total = start, tl.where(start > float("-inf"), 1.0, 0.0)
             if given.has.axes:
                 acc, top, total = line_by_line(
-                    acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, rows, shift,
+                    acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, rows, shift,
                     DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, RAGGED, False, False,
                 )  # fmt: skip
             else:
                 for j0 in range(first, last, BLOCK_K):
                     acc, top, total = take_in(
-                        acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, last,
+                        acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, j0, last,
                         rows, shift, 0.0, 0.0, 0.0,
                         DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, 0, PRECISION, EASY, False, False,
                     )  # fmt: skip
@@ -267,7 +267,7 @@ def forward_kernel(
     lse = tl.where(blind, float("-inf"), (top + tl.log2(total)) * 0.6931471805599453)
     d = tl.arange(0, BLOCK_V)
     out_ptr += b.to(tl.int64) * out_batch + h.to(tl.int64) * out_head
-    where = out_ptr + i[:, None].to(tl.int64) * out_step + d[None, :]
+    where = out_ptr + i[:, None].to(tl.int64) * OUT_STEP + d[None, :]
     tl.store(where, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None] & (d < V_DIM)[None, :])
     tl.store(lse_ptr + (b * given.heads + h).to(tl.int64) * given.q_len + i, lse, mask=inside)
 
@@ -288,8 +288,9 @@ def product(problem: Problem, v: Tensor, out: Tensor | None = None) -> tuple[Ten
         run(
             forward_kernel, -(-q_len // tiling.block_q) * batch * heads, tiling,
             q, k, v, out, lse, spans(given, tiling.block_q, tiling.block_k, batch, q.device),
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
+            *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
             heads // k.shape[1], heads // v.shape[1],
+            Q_STEP=q.stride(2), K_STEP=k.stride(2), V_STEP=v.stride(2), OUT_STEP=out.stride(2),
             DIM=dim, V_DIM=v_dim, BLOCK_D=power(dim), BLOCK_V=power(v_dim),
             BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, PRECISION=precision(k.dtype),
             EASY=is_easy(given), BACKWARDS=bool(given.mask) and given.mask.lo is not None,

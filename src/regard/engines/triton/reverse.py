@@ -35,14 +35,23 @@ LN2 = tl.constexpr(0.6931471805599453)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
+#: what rows have besides their numbers is kept for whole blocks of so many, the largest there are: no load is checked
+ROOM = tl.constexpr(128)
+
+
 @triton.jit
 def inner_kernel(
-    out_ptr, d_out_ptr, d_lse_ptr, inner_ptr, heads, q_len,
+    out_ptr, d_out_ptr, lse_ptr, d_lse_ptr, ends_ptr, inner_ptr, heads, q_len,
     out_batch, out_head, out_step, d_batch, d_head, d_step, lse_batch, lse_head, lse_step,
     V_DIM: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_Q: tl.constexpr,
 ):  # fmt: skip
-    """The mean gradient of each row's weights, less the gradient of its log-sum-exp: what softmax subtracts."""
-    blocks = tl.cdiv(q_len, BLOCK_Q)
+    """What the passes need of each row, for whole blocks of rows (see `ends_of`).
+
+    Its log-sum-exp in units of log 2, +inf where it sees nothing, so that its weights are 0. And the mean gradient of
+    its weights, less the gradient of its log-sum-exp: what softmax subtracts.
+    """
+    room = tl.cdiv(q_len, ROOM) * ROOM
+    blocks = room // BLOCK_Q
     block, bh = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     b, h = bh // heads, bh % heads
     i = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
@@ -52,16 +61,17 @@ def inner_kernel(
     d_out = matrix(d_out_ptr, d_step, i, q_len, V_DIM, BLOCK_V, True).to(tl.float32)
     d_lse_ptr += b.to(tl.int64) * lse_batch + h.to(tl.int64) * lse_head
     d_lse = tl.load(d_lse_ptr + i.to(tl.int64) * lse_step, mask=i < q_len, other=0.0)
-    tl.store(inner_ptr + bh.to(tl.int64) * q_len + i, tl.sum(out * d_out, 1) - d_lse, mask=i < q_len)
+    lse = tl.load(lse_ptr + bh.to(tl.int64) * q_len + i, mask=i < q_len, other=float("-inf"))
+    at = bh.to(tl.int64) * room + i
+    tl.store(ends_ptr + at, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E))
+    tl.store(inner_ptr + at, tl.sum(out * d_out, 1) - d_lse)
 
 
 @triton.jit
-def ends_of(lse_ptr, inner_ptr, given, b, h, i):
-    """Log-sum-exp in units of log 2, and the mean gradient, of some queries. Rows that see nothing have weights 0."""
-    base = (b * given.heads + h).to(tl.int64) * given.q_len
-    lse = tl.load(lse_ptr + base + i, mask=i < given.q_len, other=float("-inf"))
-    inner = tl.load(inner_ptr + base + i, mask=i < given.q_len, other=0.0)
-    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), inner
+def ends_of(ends_ptr, inner_ptr, given, b, h, i):
+    """Log-sum-exp in units of log 2, and the mean gradient, of some queries."""
+    at = (b * given.heads + h).to(tl.int64) * (tl.cdiv(given.q_len, ROOM) * ROOM) + i
+    return tl.load(ends_ptr + at), tl.load(inner_ptr + at)
 
 
 @triton.jit
@@ -188,9 +198,10 @@ def query_tile(
 
 @triton.jit
 def query_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, inner_ptr, d_q_ptr, given, wanted,
-    q_batch, q_head, q_step, k_batch, k_head, k_step, v_batch, v_head, v_step, d_batch, d_head, d_step,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, ends_ptr, inner_ptr, d_q_ptr, given, wanted,
+    q_batch, q_head, k_batch, k_head, v_batch, v_head, d_batch, d_head,
     k_group, v_group,
+    Q_STEP: tl.constexpr, K_STEP: tl.constexpr, V_STEP: tl.constexpr, D_STEP: tl.constexpr,
     DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, BACKWARDS: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -207,9 +218,9 @@ def query_kernel(
     d_out_ptr += b.to(tl.int64) * d_batch + h.to(tl.int64) * d_head
     k_ptr += b.to(tl.int64) * k_batch + (h // k_group).to(tl.int64) * k_head
     v_ptr += b.to(tl.int64) * v_batch + (h // v_group).to(tl.int64) * v_head
-    q = matrix(q_ptr, q_step, i, given.q_len, DIM, BLOCK_D, True)
-    d_out = matrix(d_out_ptr, d_step, i, given.q_len, V_DIM, BLOCK_V, True)
-    lse, inner = ends_of(lse_ptr, inner_ptr, given, b, h, i)
+    q = matrix(q_ptr, Q_STEP, i, given.q_len, DIM, BLOCK_D, True)
+    d_out = matrix(d_out_ptr, D_STEP, i, given.q_len, V_DIM, BLOCK_V, True)
+    lse, inner = ends_of(ends_ptr, inner_ptr, given, b, h, i)
     rows, shift = rows_of(given, b, h, i), shift_of(given, b)
     acc = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     none = tl.zeros([BLOCK_Q], tl.float32)
@@ -227,7 +238,7 @@ def query_kernel(
             for line in range(0, given.axes.high):  # the next line's values come while this one's are used
                 coming = down_of(given, b, h, i, tl.minimum(line + 1, given.axes.high - 1))
                 acc, sums, d_logits = query_tile(
-                    acc, sums, q, d_out, lse, inner, k_ptr, v_ptr, k_step, v_step, given, wanted, b, h, i,
+                    acc, sums, q, d_out, lse, inner, k_ptr, v_ptr, K_STEP, V_STEP, given, wanted, b, h, i,
                     line * given.axes.wide + x0, (line + 1) * given.axes.wide, rows, shift, 0.0,
                     tile, down_row,
                     DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, RAGGED, False, 0, PRECISION,
@@ -253,33 +264,33 @@ def query_kernel(
         if given.has.mask:
             for j0 in range(first, full, BLOCK_K):
                 acc, sums, _ = query_tile(
-                    acc, sums, q, d_out, lse, inner, k_ptr, v_ptr, k_step, v_step, given, wanted, b, h, i, j0, last,
+                    acc, sums, q, d_out, lse, inner, k_ptr, v_ptr, K_STEP, V_STEP, given, wanted, b, h, i, j0, last,
                     rows, shift, 0.0, 0.0, 0.0,
                     DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, False, 0, PRECISION,
                 )  # fmt: skip
         if given.has.clipped:
             for j0 in range(full, left, BLOCK_K):
                 acc, sums, _ = query_tile(
-                    acc, sums, q, d_out, lse, inner, k_ptr, v_ptr, k_step, v_step, given, wanted, b, h, i, j0, last,
+                    acc, sums, q, d_out, lse, inner, k_ptr, v_ptr, K_STEP, V_STEP, given, wanted, b, h, i, j0, last,
                     rows, shift, far_left, 0.0, 0.0,
                     DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, True, 1, PRECISION,
                 )  # fmt: skip
         for j0 in range(left, right, BLOCK_K):
             acc, sums, _ = query_tile(
-                acc, sums, q, d_out, lse, inner, k_ptr, v_ptr, k_step, v_step, given, wanted, b, h, i, j0, last,
+                acc, sums, q, d_out, lse, inner, k_ptr, v_ptr, K_STEP, V_STEP, given, wanted, b, h, i, j0, last,
                 rows, shift, 0.0, 0.0, 0.0,
                 DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, False, 0, PRECISION,
             )  # fmt: skip
         if given.has.clipped:
             for j0 in range(right, still, BLOCK_K):
                 acc, sums, _ = query_tile(
-                    acc, sums, q, d_out, lse, inner, k_ptr, v_ptr, k_step, v_step, given, wanted, b, h, i, j0, last,
+                    acc, sums, q, d_out, lse, inner, k_ptr, v_ptr, K_STEP, V_STEP, given, wanted, b, h, i, j0, last,
                     rows, shift, far_right, 0.0, 0.0,
                     DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, True, -1, PRECISION,
                 )  # fmt: skip
         for j0 in range(still, last, BLOCK_K):
             acc, sums, _ = query_tile(
-                acc, sums, q, d_out, lse, inner, k_ptr, v_ptr, k_step, v_step, given, wanted, b, h, i, j0, last,
+                acc, sums, q, d_out, lse, inner, k_ptr, v_ptr, K_STEP, V_STEP, given, wanted, b, h, i, j0, last,
                 rows, shift, 0.0, 0.0, 0.0,
                 DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, False, 0, PRECISION,
             )  # fmt: skip
@@ -332,7 +343,7 @@ def add_dot(a, b, total, one, PRECISION: tl.constexpr):
 
 @triton.jit
 def key_tile(
-    d_k, d_v, sums, k, v, q_ptr, d_out_ptr, lse_ptr, inner_ptr, q_step, d_step, given, wanted, b, h, i0, j, edge, cols,
+    d_k, d_v, sums, k, v, q_ptr, d_out_ptr, ends_ptr, inner_ptr, q_step, d_step, given, wanted, b, h, i0, j, edge, cols,
     shift, level, x, line, one,
     DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_Q: tl.constexpr,
     MASKED: tl.constexpr, CONSTANT: tl.constexpr, PRECISION: tl.constexpr,
@@ -341,7 +352,7 @@ def key_tile(
     i = i0 + tl.arange(0, BLOCK_Q)
     q = matrix(q_ptr, q_step, i, given.q_len, DIM, BLOCK_D, MASKED)
     d_out = matrix(d_out_ptr, d_step, i, given.q_len, V_DIM, BLOCK_V, MASKED)
-    lse, inner = ends_of(lse_ptr, inner_ptr, given, b, h, i)
+    lse, inner = ends_of(ends_ptr, inner_ptr, given, b, h, i)
     rows = rows_of(given, b, h, i)
     across_tile, down_row = 0.0, 0.0
     if given.has.axes:
@@ -377,7 +388,7 @@ def key_tile(
 
 @triton.jit
 def key_head(
-    d_k, d_v, k, v, q_ptr, d_out_ptr, lse_ptr, inner_ptr, q_batch, q_head, q_step, d_batch, d_head, d_step,
+    d_k, d_v, k, v, q_ptr, d_out_ptr, ends_ptr, inner_ptr, q_batch, q_head, q_step, d_batch, d_head, d_step,
     given, wanted, b, h, j, edge, shift, x, line, first, full, low, high, still, last, one,
     DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, RAGGED: tl.constexpr,
@@ -395,33 +406,33 @@ def key_head(
     # not set them between matrix products, which would serialise these.
     for i0 in range(first, full, BLOCK_Q):
         d_k, d_v, sums = key_tile(
-            d_k, d_v, sums, k, v, q_at, d_at, lse_ptr, inner_ptr, q_step, d_step, given, wanted, b, h, i0, j,
+            d_k, d_v, sums, k, v, q_at, d_at, ends_ptr, inner_ptr, q_step, d_step, given, wanted, b, h, i0, j,
             edge, cols, shift, 0.0, x, line, one,
             DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_Q, True, False, PRECISION,
         )  # fmt: skip
     if given.has.clipped:
         for i0 in range(full, low, BLOCK_Q):
             d_k, d_v, sums = key_tile(
-                d_k, d_v, sums, k, v, q_at, d_at, lse_ptr, inner_ptr, q_step, d_step, given, wanted, b, h, i0, j,
+                d_k, d_v, sums, k, v, q_at, d_at, ends_ptr, inner_ptr, q_step, d_step, given, wanted, b, h, i0, j,
                 edge, cols, shift, far_right, x, line, one,
                 DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_Q, False, True, PRECISION,
             )  # fmt: skip
     for i0 in range(low, high, BLOCK_Q):
         d_k, d_v, sums = key_tile(
-            d_k, d_v, sums, k, v, q_at, d_at, lse_ptr, inner_ptr, q_step, d_step, given, wanted, b, h, i0, j,
+            d_k, d_v, sums, k, v, q_at, d_at, ends_ptr, inner_ptr, q_step, d_step, given, wanted, b, h, i0, j,
             edge, cols, shift, 0.0, x, line, one,
             DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_Q, False, False, PRECISION,
         )  # fmt: skip
     if given.has.clipped:
         for i0 in range(high, still, BLOCK_Q):
             d_k, d_v, sums = key_tile(
-                d_k, d_v, sums, k, v, q_at, d_at, lse_ptr, inner_ptr, q_step, d_step, given, wanted, b, h, i0, j,
+                d_k, d_v, sums, k, v, q_at, d_at, ends_ptr, inner_ptr, q_step, d_step, given, wanted, b, h, i0, j,
                 edge, cols, shift, far_left, x, line, one,
                 DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_Q, False, True, PRECISION,
             )  # fmt: skip
     for i0 in range(still, last, BLOCK_Q):
         d_k, d_v, sums = key_tile(
-            d_k, d_v, sums, k, v, q_at, d_at, lse_ptr, inner_ptr, q_step, d_step, given, wanted, b, h, i0, j,
+            d_k, d_v, sums, k, v, q_at, d_at, ends_ptr, inner_ptr, q_step, d_step, given, wanted, b, h, i0, j,
             edge, cols, shift, 0.0, x, line, one,
             DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_Q, True, False, PRECISION,
         )  # fmt: skip
@@ -437,9 +448,10 @@ def key_head(
 
 @triton.jit
 def key_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, inner_ptr, d_k_ptr, d_v_ptr, given, wanted,
-    q_batch, q_head, q_step, k_batch, k_head, k_step, v_batch, v_head, v_step, d_batch, d_head, d_step,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, ends_ptr, inner_ptr, d_k_ptr, d_v_ptr, given, wanted,
+    q_batch, q_head, k_batch, k_head, v_batch, v_head, d_batch, d_head,
     shared, k_group, v_group, columns, one,
+    Q_STEP: tl.constexpr, K_STEP: tl.constexpr, V_STEP: tl.constexpr, D_STEP: tl.constexpr,
     DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, RAGGED: tl.constexpr,
     GROUP: tl.constexpr,
@@ -464,8 +476,8 @@ def key_kernel(
     shift = shift_of(given, b)
     k_ptr += b.to(tl.int64) * k_batch + (group * GROUP // k_group).to(tl.int64) * k_head
     v_ptr += b.to(tl.int64) * v_batch + (group * GROUP // v_group).to(tl.int64) * v_head
-    k = matrix(k_ptr, k_step, j, edge, DIM, BLOCK_D, True)
-    v = matrix(v_ptr, v_step, j, edge, V_DIM, BLOCK_V, True)
+    k = matrix(k_ptr, K_STEP, j, edge, DIM, BLOCK_D, True)
+    v = matrix(v_ptr, V_STEP, j, edge, V_DIM, BLOCK_V, True)
     d_k, d_v = tl.zeros([BLOCK_K, BLOCK_D], tl.float32), tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     first, full, still, last = query_span(given, b, j0, shift, BLOCK_Q, BLOCK_K)
     if given.has.axes and RAGGED:
@@ -475,14 +487,14 @@ def key_kernel(
 
     if GROUP == 1:
         d_k, d_v = key_head(
-            d_k, d_v, k, v, q_ptr, d_out_ptr, lse_ptr, inner_ptr, q_batch, q_head, q_step, d_batch, d_head, d_step,
+            d_k, d_v, k, v, q_ptr, d_out_ptr, ends_ptr, inner_ptr, q_batch, q_head, Q_STEP, d_batch, d_head, D_STEP,
             given, wanted, b, group, j, edge, shift, x, line, first, full, low, high, still, last, one,
             DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_Q, BLOCK_K, PRECISION, RAGGED,
         )  # fmt: skip
     else:
         for member in range(0, GROUP):
             d_k, d_v = key_head(
-                d_k, d_v, k, v, q_ptr, d_out_ptr, lse_ptr, inner_ptr, q_batch, q_head, q_step, d_batch, d_head, d_step,
+                d_k, d_v, k, v, q_ptr, d_out_ptr, ends_ptr, inner_ptr, q_batch, q_head, Q_STEP, d_batch, d_head, D_STEP,
                 given, wanted, b, group * GROUP + member, j, edge, shift, x, line, first, full, low, high, still, last,
                 one,
                 DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_Q, BLOCK_K, PRECISION, RAGGED,

@@ -269,8 +269,9 @@ def diagonal_table(given, b, h, off, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexp
         return tl.load(base + at, mask=(at >= 0) & (at < given.q_len + given.k_len - 1), other=0.0)
     else:
         wide: tl.constexpr = given.table.width
-        line = given.q_len // wide - 1 - a // wide + c // wide - off // wide
-        at = line * given.table.pitch + wide - 1 - a % wide + c % wide
+        key = given.q_len + c - off  # counted from a line before all that are there
+        line = key // wide - 1 - a // wide
+        at = line * given.table.pitch + wide - 1 - a % wide + key % wide
         return tl.load(base + at, mask=(line >= 0) & (line < (given.q_len + given.k_len) // wide - 1), other=0.0)
 
 
