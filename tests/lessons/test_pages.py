@@ -132,8 +132,10 @@ def test_what_a_picture_does_not_take_is_refused_by_name(name):
         pages.play(name, {"nonsense": 1}, "en")
     for key in pages.play(name, {}, "en")["inputs"]:
         for wrong in ({"a": 1}, [[["x"]]]):
-            with pytest.raises(ValueError, match=rf"^{key}"):
+            with pytest.raises(ValueError, match=rf"^{key}.*expected "):
                 pages.play(name, {key: wrong}, "en")
+            with pytest.raises(ValueError, match=rf"^{key}.*：应为.*，得到的是 "):
+                pages.play(name, {key: wrong}, "zh")
 
 
 def test_unknown_lessons_and_languages_are_refused():

@@ -180,7 +180,7 @@ def play(
     q, k = inputs.whole("query", query, 0, cells - 1), inputs.whole("key", key, 0, cells - 1)
     steep = inputs.number("slope", slope, *SLOPES)
     if not isinstance(delta, (list, tuple)) or len(delta) != 2:
-        raise ValueError(f"delta: expected two whole numbers, found {delta!r:.60}")
+        raise inputs.Refused("delta", "two whole numbers", f"{delta!r:.60}", "两个整数")
     apart = inputs.whole("delta[0]", delta[0], 1 - h, h - 1), inputs.whole("delta[1]", delta[1], 1 - w, w - 1)
     of = inputs.choice("kind", kind, ("cells", "axes"))
     knights = [

@@ -159,7 +159,7 @@ def tokens_of(name: str, text: str) -> tuple[str, ...]:
     """Words, where a text has blanks between them; characters otherwise."""
     found = tuple(text.split()) if len(text.split()) > 1 else tuple(text.strip())
     if len(found) > TOKENS_MOST:
-        raise ValueError(f"{name}: expected at most {TOKENS_MOST} tokens, found {len(found)}")
+        raise checked.Refused(name, f"at most {TOKENS_MOST} tokens", str(len(found)), f"至多 {TOKENS_MOST} 个 token")
     return found
 
 

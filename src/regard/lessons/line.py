@@ -104,7 +104,7 @@ def play(
     chosen = inputs.whole("delta", delta, *RULES)
     given, readout = _waves(periods), inputs.numbers("v", v, *AMOUNT, (size, size))
     if not isinstance(low, (list, tuple)) or len(low) != PLACES:
-        raise ValueError(f"low: expected {PLACES} of true or false, found {low!r:.60}")
+        raise inputs.Refused("low", f"{PLACES} of true or false", f"{low!r:.60}", f" {PLACES} 个 true 或 false")
     quiet = [inputs.truth(f"low[{n}]", x) for n, x in enumerate(low)]
     of = inputs.choice("side", side, ("query", "key"))
     unit = torch.eye(size, dtype=torch.float64).tolist()
@@ -137,7 +137,7 @@ def play(
 def _waves(periods: Any) -> list[int]:
     count = len(FREQUENCIES)
     if not isinstance(periods, (list, tuple)) or len(periods) != count:
-        raise ValueError(f"periods: expected {count} whole numbers, found {periods!r:.60}")
+        raise inputs.Refused("periods", f"{count} whole numbers", f"{periods!r:.60}", f" {count} 个整数")
     return [inputs.whole(f"periods[{n}]", x, *PERIODS) for n, x in enumerate(periods)]
 
 

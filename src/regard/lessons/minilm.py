@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .. import subjects
 from ..nn import Encoder
+from . import inputs
 
 #: what its parts are called in its file, and here
 EMBEDDINGS = {
@@ -86,7 +87,9 @@ def open_minilm(text: str) -> subjects.Subject:
     tokenizer = Words(folder / "tokenizer.json")
     tokens = torch.tensor([tokenizer(text)["input_ids"]])
     if tokens.shape[1] > model.places.num_embeddings:
-        raise ValueError(f"text: {tokens.shape[1]} tokens, and MiniLM has {model.places.num_embeddings} positions")
+        most = model.places.num_embeddings
+        words = f"{tokens.shape[1]}", f"至多 {most} 个 token（MiniLM 的位置数）"
+        raise inputs.Refused("text", f"at most {most} tokens, for so many positions has MiniLM", *words)
     model.eval()
     return subjects.Subject(subjects.MINILM, model, tokenizer, lambda: model(tokens), model.encoder.layers)
 

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from ..views.terminal import Bars, Heatmap
 from . import LANGUAGES, PARTS
-from .inputs import plain
+from .inputs import Refused, plain
 from .notebook import LESSONS, WIDTH
 from .page import Page, Words
 from .picture import svg
@@ -170,7 +170,19 @@ def _called(lesson: ModuleType, what: str, inputs: Mapping[str, Any], language: 
             known = ", ".join(each for each in takes if each != "language") or "none"
             raise ValueError(f"inputs: {name} takes {known}, found {given!r:.60}")
     spoken = {"language": language} if "language" in takes else {}
-    return function(**inputs, **spoken)
+    try:
+        found = function(**inputs, **spoken)
+    except Refused as why:
+        raise ValueError(why.words[language]) from why
+    return _states(found, language) if what == "stream" else found
+
+
+def _states(states: Iterator[dict[str, Any]], language: str) -> Iterator[dict[str, Any]]:
+    """The same, refusals in the reader's language."""
+    try:
+        yield from states
+    except Refused as why:
+        raise ValueError(why.words[language]) from why
 
 
 def _check(name: str, language: str) -> ModuleType:

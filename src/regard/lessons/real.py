@@ -121,7 +121,9 @@ def play(
         return {"inputs": asked, "bounds": bounds, "missing": missing(why), "package": PACKAGE}
     labels = list(trace.labels())
     if len(labels) > MOST:
-        raise ValueError(f"text: expected at most {MOST} tokens, found {len(labels)}; the explorer takes longer ones")
+        many = len(labels)
+        words = f"{many}; the explorer takes longer ones", f"至多 {MOST} 个 token", f"{many} 个；更长的文本请用探索器"
+        raise inputs.Refused("text", f"at most {MOST} tokens", *words)
     layers, heads = 1 + max(row["layer"] for row in found), 1 + max(row["head"] for row in found)
     best = _clearest(found)
     at = (

@@ -26,6 +26,11 @@ from .work import Stop, Work
 QUESTION = 64 << 10
 #: seconds after which a state that nobody takes asks whether anybody still waits
 BEAT = 0.2
+#: said to a second reader who lets a model learn
+BUSY = {
+    "en": "stream: another one is running, and only one runs at a time",
+    "zh": "另一个训练正在进行，一次只能有一个",
+}
 
 Compute = Callable[[Request, tuple, Callable[[Stop], Any]], Awaitable[Any]]
 Read = Callable[[Request, int], Awaitable[dict[str, Any]]]
@@ -75,12 +80,12 @@ class Lessons:
     async def stream(self, request: Request) -> Response:
         name, inputs, language = await self._asked(request)
         states = above.lessons().stream(name, inputs, language)
-        return StreamingResponse(self._lines(states), media_type="application/x-ndjson")
+        return StreamingResponse(self._lines(states, language), media_type="application/x-ndjson")
 
-    async def _lines(self, states: Generator[dict[str, Any], None, None]) -> AsyncIterator[str]:
+    async def _lines(self, states: Generator[dict[str, Any], None, None], language: str) -> AsyncIterator[str]:
         """A state a line, as it comes; what went wrong is a line too. It ends when the reader goes away."""
         if not self._streaming.acquire(blocking=False):
-            yield _line({"error": "stream: another one is running, and only one runs at a time"})
+            yield _line({"error": BUSY[language]})
             return
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(1)  # nothing is computed far ahead of its reader
