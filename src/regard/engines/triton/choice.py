@@ -6,6 +6,7 @@ the structure of a problem, never on its lengths, so a new length compiles nothi
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ class Tiling(NamedTuple):
     late: bool = False  # forward: sums of weights stay a tile until the end
 
 
+@functools.cache
 def interpreted() -> bool:
     """Kernels run in Triton's interpreter, on the CPU: it must be asked for before the first of them is imported."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -73,7 +75,7 @@ def key_tiling(dim: int, v_dim: int, dtype: torch.dtype, added: str) -> Tiling:
     if dtype == torch.float32:
         return Tiling(32, 32, 4, 1) if wide <= 128 else Tiling(16, 16, 4, 1)
     if wide <= 64:
-        return Tiling(64, 64, 4, 3)
+        return Tiling(32 if added == "axes" else 64, 64, 4, 3)
     if wide <= 128:
         return Tiling(64, 64, 4, 2)
     return Tiling(32, 64, 4, 2)

@@ -45,11 +45,10 @@ FAINT, HUGE = tl.constexpr(2.0**-100), tl.constexpr(2.0**100)
 
 @triton.jit
 def take_in(
-    acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, j0, edge, rows, shift, level,
-    across_tile, down_row,
-    DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
-    MASKED: tl.constexpr, FAR: tl.constexpr, PRECISION: tl.constexpr, EASY: tl.constexpr, FIXED: tl.constexpr,
-    LATE: tl.constexpr,
+    acc, top, total, q, k_ptr, v_ptr, given, b, h, i, j0, edge, rows, shift, level, across_tile, down_row,
+    K_STEP: tl.constexpr, V_STEP: tl.constexpr, DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, EASY: tl.constexpr,
+    MASKED: tl.constexpr, FAR: tl.constexpr, FIXED: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
     """One key tile into the running product. Keys at or past `edge` are not of this tile, where MASKED.
 
@@ -59,7 +58,7 @@ def take_in(
     """
     CONSTANT: tl.constexpr = FAR != 0
     j = j0 + tl.arange(0, BLOCK_K)
-    k = run_of(k_ptr, k_step, j0, given.k_len, DIM, BLOCK_D, BLOCK_K, MASKED)
+    k = run_of(k_ptr, K_STEP, j0, given.k_len, DIM, BLOCK_D, BLOCK_K, MASKED)
     dots = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if EASY and given.has.ramp and CONSTANT and not MASKED:
         # on this side of the diagonal a slope is a number a row and one a column, `level`
@@ -80,7 +79,7 @@ def take_in(
         if MASKED:
             s = tl.where(shown(given, b, h, i, j, shift, False) & (j < edge)[None, :], s, float("-inf"))
         weights, new = weigh(s, 1.0, 0.0, top, FIXED)
-    v = run_of(v_ptr, v_step, j0, given.k_len, V_DIM, BLOCK_V, BLOCK_K, MASKED)
+    v = run_of(v_ptr, V_STEP, j0, given.k_len, V_DIM, BLOCK_V, BLOCK_K, MASKED)
     if not FIXED:
         fade = tl.where(top == float("-inf"), 0.0, tl.exp2(top - new))
         total = total * fade
@@ -105,12 +104,12 @@ def weigh(s, factor, added, top, FIXED: tl.constexpr):
 
 @triton.jit
 def peak(
-    q, k_ptr, k_step, given, b, h, i, j0, edge, rows, shift, across_tile, down_row,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    q, k_ptr, given, b, h, i, j0, edge, rows, shift, across_tile, down_row,
+    K_STEP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The largest logit of each row on one tile; 0 where nothing is visible there, or not finite."""
     j = j0 + tl.arange(0, BLOCK_K)
-    k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, True)
+    k = matrix(k_ptr, K_STEP, j, given.k_len, DIM, BLOCK_D, True)
     dots = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     s = logits(
         dots, rows, cols_of(given, b, h, j), given, b, h, i, j, shift, 0.0, across_tile, down_row, False, False
@@ -121,10 +120,27 @@ def peak(
 
 
 @triton.jit
+def sweep(
+    acc, top, total, begin, end, q, k_ptr, v_ptr, given, b, h, i, edge, rows, shift, level,
+    K_STEP: tl.constexpr, V_STEP: tl.constexpr, DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, EASY: tl.constexpr,
+    MASKED: tl.constexpr, FAR: tl.constexpr, FIXED: tl.constexpr, LATE: tl.constexpr,
+):  # fmt: skip
+    """Key tiles from `begin` to `end`, all of one kind."""
+    for j0 in range(begin, end, BLOCK_K):
+        acc, top, total = take_in(
+            acc, top, total, q, k_ptr, v_ptr, given, b, h, i, j0, edge, rows, shift, level, 0.0, 0.0,
+            K_STEP, V_STEP, DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, MASKED, FAR, FIXED, LATE,
+        )  # fmt: skip
+    return acc, top, total
+
+
+@triton.jit
 def line_by_line(
-    acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, rows, shift,
-    DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr, EASY: tl.constexpr, RAGGED: tl.constexpr, FIXED: tl.constexpr, LATE: tl.constexpr,
+    acc, top, total, q, k_ptr, v_ptr, given, b, h, i, rows, shift,
+    K_STEP: tl.constexpr, V_STEP: tl.constexpr, DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, EASY: tl.constexpr,
+    RAGGED: tl.constexpr, FIXED: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
     """All keys of a grid, column of tiles by column: what a query gives to columns is read once for all lines."""
     for x0 in range(0, given.axes.wide, BLOCK_K):
@@ -133,9 +149,9 @@ def line_by_line(
         for line in range(0, given.axes.high):  # the next line's values come while this one's are used
             coming = down_of(given, b, h, i, tl.minimum(line + 1, given.axes.high - 1))
             acc, top, total = take_in(
-                acc, top, total, q, k_ptr, v_ptr, k_step, v_step, given, b, h, i, line * given.axes.wide + x0,
+                acc, top, total, q, k_ptr, v_ptr, given, b, h, i, line * given.axes.wide + x0,
                 (line + 1) * given.axes.wide, rows, shift, 0.0, tile, down_row,
-                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, RAGGED, 0, PRECISION, EASY, FIXED, LATE,
+                K_STEP, V_STEP, DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, RAGGED, 0, FIXED, LATE,
             )  # fmt: skip
             down_row = coming
     return acc, top, total
@@ -177,14 +193,15 @@ def forward_kernel(
         if given.has.axes:
             line = tl.minimum(i0 // given.axes.q_wide, given.axes.high - 1)
             top = peak(
-                q, k_ptr, K_STEP, given, b, h, i, line * given.axes.wide, (line + 1) * given.axes.wide, rows, shift,
+                q, k_ptr, given, b, h, i, line * given.axes.wide, (line + 1) * given.axes.wide, rows, shift,
                 across_of(given, b, h, i, tl.arange(0, BLOCK_K), False), down_of(given, b, h, i, line),
-                DIM, BLOCK_D, BLOCK_K, PRECISION,
+                K_STEP, DIM, BLOCK_D, BLOCK_K, PRECISION,
             )  # fmt: skip
         else:  # the tile on the diagonal, which most masks let all rows see
             near = tl.minimum(tl.maximum(i0 + shift, first), tl.maximum(last - 1, first)) // BLOCK_K * BLOCK_K
             top = peak(
-                q, k_ptr, K_STEP, given, b, h, i, near, last, rows, shift, 0.0, 0.0, DIM, BLOCK_D, BLOCK_K, PRECISION
+                q, k_ptr, given, b, h, i, near, last, rows, shift, 0.0, 0.0,
+                K_STEP, DIM, BLOCK_D, BLOCK_K, PRECISION,
             )  # fmt: skip
         total = tl.exp2(start - top)
         if LATE:
@@ -192,8 +209,8 @@ def forward_kernel(
 
     if given.has.axes:
         acc, top, total = line_by_line(
-            acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, rows, shift,
-            DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, RAGGED, FIXED, LATE,
+            acc, top, total, q, k_ptr, v_ptr, given, b, h, i, rows, shift,
+            K_STEP, V_STEP, DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, RAGGED, FIXED, LATE,
         )  # fmt: skip
     else:
         ramp: tl.constexpr = given.has.ramp and EASY
@@ -207,38 +224,28 @@ def forward_kernel(
             far_left = slope * tl.arange(0, BLOCK_K).to(tl.float32)
             far_right = far_left
         if given.has.mask:
-            for j0 in range(first, full, BLOCK_K):
-                acc, top, total = take_in(
-                    acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, j0, last,
-                    rows, shift, 0.0, 0.0, 0.0,
-                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, 0, PRECISION, EASY, FIXED, LATE,
-                )  # fmt: skip
-        if parted:
-            for j0 in range(full, left, BLOCK_K):
-                acc, top, total = take_in(
-                    acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, j0, last,
-                    rows, shift, far_left, 0.0, 0.0,
-                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, 1, PRECISION, EASY, FIXED, LATE,
-                )  # fmt: skip
-        for j0 in range(left, right, BLOCK_K):
-            acc, top, total = take_in(
-                acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, j0, last,
-                rows, shift, 0.0, 0.0, 0.0,
-                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, 0, PRECISION, EASY, FIXED, LATE,
+            acc, top, total = sweep(
+                acc, top, total, first, full, q, k_ptr, v_ptr, given, b, h, i, last, rows, shift, 0.0,
+                K_STEP, V_STEP, DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, True, 0, FIXED, LATE,
             )  # fmt: skip
         if parted:
-            for j0 in range(right, still, BLOCK_K):
-                acc, top, total = take_in(
-                    acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, j0, last,
-                    rows, shift, far_right, 0.0, 0.0,
-                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, False, -1, PRECISION, EASY, FIXED, LATE,
-                )  # fmt: skip
-        for j0 in range(still, last, BLOCK_K):
-            acc, top, total = take_in(
-                acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, j0, last,
-                rows, shift, 0.0, 0.0, 0.0,
-                DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, 0, PRECISION, EASY, FIXED, LATE,
+            acc, top, total = sweep(
+                acc, top, total, full, left, q, k_ptr, v_ptr, given, b, h, i, last, rows, shift, far_left,
+                K_STEP, V_STEP, DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, False, 1, FIXED, LATE,
             )  # fmt: skip
+        acc, top, total = sweep(
+            acc, top, total, left, right, q, k_ptr, v_ptr, given, b, h, i, last, rows, shift, 0.0,
+            K_STEP, V_STEP, DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, False, 0, FIXED, LATE,
+        )  # fmt: skip
+        if parted:
+            acc, top, total = sweep(
+                acc, top, total, right, still, q, k_ptr, v_ptr, given, b, h, i, last, rows, shift, far_right,
+                K_STEP, V_STEP, DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, False, -1, FIXED, LATE,
+            )  # fmt: skip
+        acc, top, total = sweep(
+            acc, top, total, still, last, q, k_ptr, v_ptr, given, b, h, i, last, rows, shift, 0.0,
+            K_STEP, V_STEP, DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, True, 0, FIXED, LATE,
+        )  # fmt: skip
 
     inside = i < given.q_len
     if FIXED:
@@ -252,16 +259,14 @@ def forward_kernel(
             top, total = start, tl.where(start > float("-inf"), 1.0, 0.0)
             if given.has.axes:
                 acc, top, total = line_by_line(
-                    acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, rows, shift,
-                    DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, RAGGED, False, False,
+                    acc, top, total, q, k_ptr, v_ptr, given, b, h, i, rows, shift,
+                    K_STEP, V_STEP, DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, RAGGED, False, False,
                 )  # fmt: skip
             else:
-                for j0 in range(first, last, BLOCK_K):
-                    acc, top, total = take_in(
-                        acc, top, total, q, k_ptr, v_ptr, K_STEP, V_STEP, given, b, h, i, j0, last,
-                        rows, shift, 0.0, 0.0, 0.0,
-                        DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, True, 0, PRECISION, EASY, False, False,
-                    )  # fmt: skip
+                acc, top, total = sweep(
+                    acc, top, total, first, last, q, k_ptr, v_ptr, given, b, h, i, last, rows, shift, 0.0,
+                    K_STEP, V_STEP, DIM, V_DIM, BLOCK_D, BLOCK_V, BLOCK_K, PRECISION, EASY, True, 0, False, False,
+                )  # fmt: skip
     blind = total == 0.0
     acc = acc / tl.where(blind, 1.0, total)[:, None]
     lse = tl.where(blind, float("-inf"), (top + tl.log2(total)) * 0.6931471805599453)
