@@ -7,7 +7,9 @@ A[i, j]     = softmax_j of it, with an optional sink               (maths.md, eq
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import weakref
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +40,11 @@ class Description:
     dropout: float
     seed: Tensor | None  # one number, when dropout acts
     engine: str | None
+    parts: InitVar[Sequence[Parts] | None] = None  # of its terms, where they were just found
+    held: list[tuple[str, Tensor]] = field(init=False, repr=False)  # `tensors()` when it was made
+
+    def __post_init__(self, parts: Sequence[Parts] | None) -> None:
+        object.__setattr__(self, "held", self.tensors(parts))
 
     def positions(self, side: str) -> Tensor:
         """Absolute positions of "q" or "k": [batch or 1, length]."""
@@ -45,7 +52,7 @@ class Description:
         index = torch.arange(x.shape[-2], device=x.device)
         return (start[:, None] + index) if isinstance(start, Tensor) else (index + start)[None]
 
-    def tensors(self) -> list[tuple[str, Tensor]]:
+    def tensors(self, parts: Sequence[Parts] | None = None) -> list[tuple[str, Tensor]]:
         """Every tensor A depends on, with the argument it came in: for noticing changes made in place, and devices."""
         found = [("q", self.q), ("k", self.k)]
         for name, x in (
@@ -53,11 +60,11 @@ class Description:
         ):  # fmt: skip
             if isinstance(x, Tensor):
                 found.append((name, x))
-        for term in self.terms:
+        for n, term in enumerate(self.terms):
             if isinstance(term, Bound):
                 found += [("position", t) for t in (term.gate, term.query, term.key) if t is not None]
                 term = term.term
-            found += [("position", t) for _, t in _learned(term)]
+            found += [("position", t) for _, t in (parts_of(term) if parts is None else parts[n]).tensors]
         if self.mask is not None:
             found += [("mask", t) for t in self.mask.tensors()]
         for geometry in (self.q_geometry, self.k_geometry):
@@ -92,8 +99,9 @@ def describe(
     q_geometry, k_geometry = pair_of(geometry)
     _check_starts(q, k, mask, q_geometry, k_geometry, q_start, k_start)
     terms = terms_of(position)
-    for term in terms:
-        _check_term(term, q, k, q_geometry.axes)
+    parts = [parts_of(unbind(term)[0]) for term in terms]
+    for term, inside in zip(terms, parts, strict=True):
+        _check_once(term, inside, q, k, q_geometry.axes)
     if sum(isinstance(term, Rotary) for term in terms) > 1:
         raise ValueError("position: at most one Rotary term, found several")
     if mask is not None:
@@ -121,11 +129,12 @@ def describe(
         q, k, score, scale, terms, mask, q_geometry, k_geometry,
         0 if q_start is None else q_start, 0 if k_start is None else k_start,
         None if softcap is None else float(softcap), sink, float(dropout),
-        torch.randint(2**31 - 1, (1,), device=q.device) if dropout else None, engine,
+        torch.randint(2**31 - 1, (1,), device=q.device) if dropout else None, engine, parts,
     )  # fmt: skip
-    for name, tensor in result.tensors():
-        if tensor.device != q.device:
-            raise ValueError(f"{name}: expected the device of q ({q.device}), found {tensor.device}")
+    device = q.device
+    for name, tensor in result.held:
+        if tensor.device != device:
+            raise ValueError(f"{name}: expected the device of q ({device}), found {tensor.device}")
     return result
 
 
@@ -229,6 +238,19 @@ def _whole(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
+def _check_once(given: Term | Bound, parts: Parts, q: Tensor, k: Tensor, axes: int) -> None:
+    """Check a term. What shapes alone decide is looked at once: a model calls with the same ones step after step."""
+    if isinstance(given, Bound) or torch.compiler.is_compiling():
+        _check_term(given, q, k, axes)
+        return
+    key = q.shape, k.shape, axes, tuple([t.shape for _, t in parts.tensors])
+    if key not in parts.checked:
+        _check_term(given, q, k, axes)
+        parts.remember(parts.checked, key)
+    elif q.device.type == "cpu":
+        _check_numbers(given)
+
+
 def _check_term(given: Term | Bound, q: Tensor, k: Tensor, axes: int) -> None:
     term, bound = unbind(given)
     batch, heads, q_len, dim = q.shape
@@ -277,9 +299,14 @@ def _check_term(given: Term | Bound, q: Tensor, k: Tensor, axes: int) -> None:
         want, gate = (batch, heads, q_len, 1), bound.gate
         if gate.dim() != 4 or any(n not in (1, m) for n, m in zip(gate.shape, want, strict=True)):
             raise ValueError(f"gate: expected a tensor that broadcasts to {list(want)}, found {list(gate.shape)}")
-    if torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling():
+        _check_numbers(term)
+
+
+def _check_numbers(term: Term) -> None:
+    if isinstance(term, Rotary):
         return
-    for name, tensor in _learned(term):
+    for name, tensor in parts_of(term).tensors:
         if tensor.device.type == "cpu" and _has_nan(tensor):
             raise ValueError(f"position: NaN in {name} of {term.describe()}")
 
@@ -301,6 +328,57 @@ def _learned(module: nn.Module, prefix: str = "") -> list[tuple[str, Tensor]]:
         if part is not None:
             found += _learned(part, f"{prefix}{name}.")
     return found
+
+
+class Parts:
+    """What a term holds: its parameters and buffers by name, and for which shapes it has been checked.
+
+    It is found by one walk, and serves as long as every module of the term holds the very same things.
+    """
+
+    #: shapes that are remembered
+    most = 256
+
+    def __init__(self, term: nn.Module):
+        self.tensors = _learned(term)
+        self.maps: list[tuple[dict, tuple]] = []
+        self.checked: set[tuple] = set()
+        self.ranges: set[tuple] = set()
+        waiting: list[nn.Module | None] = [term]
+        while waiting:
+            module = waiting.pop()
+            if module is not None:
+                maps: list[dict] = [module._parameters, module._buffers, module._modules]
+                self.maps += [(held, tuple(held.items())) for held in maps]
+                waiting += module._modules.values()
+
+    def holds(self) -> bool:
+        """Nothing was replaced, added or taken away."""
+        for held, items in self.maps:
+            if len(held) != len(items):
+                return False
+            for name, x in items:
+                if held.get(name) is not x:
+                    return False
+        return True
+
+    def remember(self, known: set[tuple], key: tuple) -> None:
+        if len(known) >= self.most:
+            known.clear()
+        known.add(key)
+
+
+_parts: weakref.WeakKeyDictionary[nn.Module, Parts] = weakref.WeakKeyDictionary()
+
+
+def parts_of(term: nn.Module) -> Parts:
+    """What a term holds now."""
+    if torch.compiler.is_compiling():
+        return Parts(term)
+    known = _parts.get(term)
+    if known is None or not known.holds():
+        known = _parts[term] = Parts(term)
+    return known
 
 
 def _one_or(name: str, found: int | None, heads: int) -> None:

@@ -19,22 +19,22 @@ from .description import Description
 from .features import Constant, Feature, Network, OnAxis, OneHot, PerAxis, Sinusoid, Slope, Table
 from .geometry import Geometry, Grid, Points
 from .masks import Mask, _And, _Causal, _Dense, _Keys, _Lengths, _Nearest, _Not, _Or, _Same, _Window
-from .normal import Form, Piece, Problem, each_head, wide
+from .normal import BINS, Form, Piece, Problem, each_head, wide
 from .position import Bound, FromKey, FromQuery, Rotary, Static, Term, unbind
 from .scores import Cosine, Dot, Euclidean, InverseDistance
 from .tables import compact, kept, lookup, rows_at, tabulate, with_zero_row
 
 
-def lower(d: Description) -> Problem:
-    """The problem an engine is given."""
-    return _Lowering(d).problem()
+def lower(d: Description, bins: bool = False) -> Problem:
+    """The problem an engine is given. `bins`: tables are kept by bins, for an engine that reads them so."""
+    return _Lowering(d, bins).problem()
 
 
 class _Lowering:
     """Collects operands and pieces while the description is walked once."""
 
-    def __init__(self, d: Description):
-        self.d = d
+    def __init__(self, d: Description, bins: bool):
+        self.d, self.bins = d, bins
         self.operands: list[Tensor] = []
         self.pieces: list[Piece] = []
         self.rewrites: list[str] = []
@@ -134,6 +134,12 @@ class _Lowering:
 
     def static(self, term: Static, label: str, gate: int) -> None:
         d, feature = self.d, term.features
+        if self.bins and isinstance(feature, (OneHot, Table)) and not isinstance(d.q_geometry, Points):
+            bias, index = bias_by_bin(term, d.q.dtype)
+            slots, bins = (self.add(bias[None]),), self.add(lookup(index, d, None)[:, None])
+            config = index.injective, BINS
+            self.pieces.append(Piece("table", label, self.space(None), slots, gate, bins, feature.reach, config))
+            return
         readout = scaled_readout(term, self.wide)  # [heads or 1, f]
         if isinstance(feature, Constant):
             self.pieces.append(Piece("vector", label, slots=(self.add(readout[None, :, :, None]),), gate=gate))
@@ -143,9 +149,13 @@ class _Lowering:
         elif isinstance(feature, Slope) and not isinstance(d.q_geometry, Grid):
             self.pieces.append(Piece("slope", label, ("line",), (self.add(readout[None, :, :, None]),), gate))
         else:
-            space = ("grid", tuple(range(d.q_geometry.axes))) if isinstance(d.q_geometry, Grid) else ("line",)
             slot = self.add(static_table(term, d, self.wide))
-            self.pieces.append(Piece("table", label, space, (slot,), gate, reach=feature.reach))
+            self.pieces.append(Piece("table", label, self.space(None), (slot,), gate, reach=feature.reach))
+
+    def space(self, axes: tuple[int, ...] | None) -> tuple:
+        """How a pair becomes an index, on a line or on these axes of a grid (None: on all)."""
+        geometry = self.d.q_geometry
+        return ("grid", axes or tuple(range(geometry.axes))) if isinstance(geometry, Grid) else ("line",)
 
     def from_content(self, term: FromQuery | FromKey, x: Tensor | None, label: str, gate: int) -> None:
         d, side = self.d, "query" if isinstance(term, FromQuery) else "key"
@@ -164,15 +174,14 @@ class _Lowering:
                 self.on_points(part, axis, label, gate, side, x=x, term=term)
                 continue
             axes = None if axis is None else (axis,)
-            space: tuple = ("line",)
-            if isinstance(d.q_geometry, Grid):
-                space = ("grid", axes or tuple(range(d.q_geometry.axes)))
+            space = self.space(axes)
             bins = -1
             config: tuple = ()
             if isinstance(part, (OneHot, Table)):
                 rows, index = compact(part, d)
                 bins = self.add(lookup(index, d, axes)[:, None])
-                rows, config = rows[None], (index.injective,)
+                rows = rows[None] if self.bins else with_zero_row(rows, index, d)[None]
+                config = (index.injective, BINS) if self.bins else (index.injective,)
             else:
                 rows = tabulate(part, d, axes, self.wide)
                 both = mirrored(part, d, term.weight, rows) if space == ("line",) else None
@@ -181,7 +190,9 @@ class _Lowering:
                     self.pieces.append(Piece(side, label, space, slots, gate, bins, part.reach, config))
                     continue
             u, rows = fold(x, term.weight, rows, heads, term.scale)
-            self.pieces.append(Piece(side, label, space, (self.add(u), self.add(rows)), gate, bins, part.reach, config))
+            known = [n for n, y in enumerate(self.operands) if y is u] if self.bins else []
+            mine = known[0] if known else self.add(u)  # axes that read the same query share it
+            self.pieces.append(Piece(side, label, space, (mine, self.add(rows)), gate, bins, part.reach, config))
 
     def on_points(
         self,
@@ -293,38 +304,48 @@ def scaled_readout(term: Static, wide: torch.dtype) -> Tensor:
     return readout if term.scale == 1.0 else readout * term.scale
 
 
+def bias_by_bin(term: Static, dtype: torch.dtype) -> tuple[Tensor, OneHot]:
+    """vᵀR for every bin, [heads or 1, bins], and the bins. A parameter that is that already is left as it is."""
+    feature = term.features
+    if isinstance(feature, Table):
+        values = feature.values if feature.heads is not None else feature.values[None]
+        return (values.to(wide(dtype)) * scaled_readout(term, wide(dtype))[:, None]).sum(-1), feature.bins
+    assert isinstance(feature, OneHot)
+    return (term.readout if term.scale == 1.0 else scaled_readout(term, wide(dtype))), feature
+
+
 def static_table(term: Static, d: Description, wide: torch.dtype) -> Tensor:
     """vᵀR for every displacement: [batch or 1, heads or 1, n]. One-hot features never make their one-hots."""
     feature = term.features
-    readout = scaled_readout(term, wide)
     if isinstance(feature, (OneHot, Table)):
-        bins = feature.bins if isinstance(feature, Table) else feature
-        if isinstance(feature, Table):
-            values = feature.values if feature.heads is not None else feature.values[None]
-            bias = (values.to(wide) * readout[:, None]).sum(-1)
-        else:
-            bias = readout
+        bias, bins = bias_by_bin(term, wide)
+        bias = bias.to(wide)
+        if isinstance(feature, OneHot):
             known = kept.find(bias, term.readout, bins, d)
             if known is not None:
                 return known
         bias = with_zero_row(bias.unsqueeze(-1), bins, d)
         return rows_at(bias, lookup(bins, d, None), bins.injective).squeeze(-1)
-    rows = tabulate(feature, d, None, wide)  # [b, heads or 1, n, f]
+    rows, readout = tabulate(feature, d, None, wide), scaled_readout(term, wide)  # rows [b, heads or 1, n, f]
     return (rows * readout[None, :, None]).sum(-1)
 
 
 def fold(x: Tensor, weight: Tensor | None, rows: Tensor | None, heads: int, scale: float) -> tuple[Tensor, Tensor]:
     """xᵀ W R as u and rows, W in whichever side comes out smaller. x [b, h, length, d], rows [b, h, n, f]."""
     if weight is None:
-        return (x * scale, x) if rows is None else (x, rows * scale)
+        return (_times(x, scale), x) if rows is None else (x, _times(rows, scale))
     d, f = weight.shape[1:]
     if rows is not None and f > d:
         wide = torch.promote_types(rows.dtype, weight.dtype)
         return x, rows.to(wide) @ (weight.to(wide).mT * scale)
     u = (x if len(weight) == 1 else each_head(x, heads)) @ weight.to(x.dtype)
     if rows is None:
-        return u * scale, u
-    return u, rows * scale
+        return _times(u, scale), u
+    return u, _times(rows, scale)
+
+
+def _times(x: Tensor, scale: float) -> Tensor:
+    return x if scale == 1.0 else x * scale
 
 
 def mirrored(feature: Feature, d: Description, weight: Tensor | None, rows: Tensor) -> Tensor | None:

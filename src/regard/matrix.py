@@ -24,7 +24,7 @@ from .indexing import Index, check_size, human_size, kinds, numbers, plain, sing
 from .lower import lower
 from .masks import Mask, induction
 from .normal import Problem
-from .plan import Plan, by_definition, check_engine, definition, plan, remarked, universal
+from .plan import Plan, by_definition, check_engine, definition, plan, reads_bins, remarked, universal, wants_bins
 from .position import Position, Rotary
 from .progress import Callback, reporting
 from .scores import Score
@@ -46,7 +46,7 @@ from .summaries import (
     Top,
     TopK,
 )
-from .tables import check_ranges
+from .tables import check_ranges, spread
 
 #: logits held at a time while rows are read
 ROWS = 1 << 22
@@ -131,7 +131,7 @@ class AttentionMatrix(TensorFace):
         self._lse: Tensor | None = None
         self._plan: Plan | None = None
         if seen is None and not torch.compiler.is_compiling():
-            seen = [(name, t, t._version) for name, t in description.tensors() if not t.is_inference()]
+            seen = [(name, t, t._version) for name, t in description.held if not t.is_inference()]
         self._seen = seen
 
     # What it is
@@ -292,7 +292,7 @@ class AttentionMatrix(TensorFace):
         i, j = single(i, q_len, "i"), single(j, k_len, "j")
         problem = self._still
         with torch.no_grad():
-            parts = {label: float(x) for label, x in universal().explain(problem, i, j).items()}
+            parts = {label: float(x) for label, x in universal().explain(spread(problem), i, j).items()}
             if problem.plain is not None:
                 parts = self._split_rotation(parts, problem, i, j)
             logit = float(self._block(i, j, force=False, logits=True))
@@ -396,7 +396,7 @@ class AttentionMatrix(TensorFace):
 
     @property
     def _tracks(self) -> bool:
-        return torch.is_grad_enabled() and any(t.requires_grad for _, t in self._description.tensors())
+        return torch.is_grad_enabled() and any([t.requires_grad for _, t in self._description.held])
 
     @property
     def _still(self) -> Problem:
@@ -416,8 +416,11 @@ class AttentionMatrix(TensorFace):
 
     def _lower(self) -> Problem:
         d = self._description
+        bins = not torch.compiler.is_compiling() and wants_bins(d.q.device.type, d.engine)
         with self._own_precision():
-            problem = lower(d)
+            problem = lower(d, bins)
+            if bins and not reads_bins(problem, d.engine):
+                problem = spread(problem)
             if not by_definition(d.engine):
                 problem = ops.settle(problem, d.engine, self._picked)
         for step in self._selection:

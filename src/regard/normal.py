@@ -8,7 +8,7 @@ does not depend on a length. `Problem` is a form with its tensors. Every operand
 
 Pieces, by kind (operands in order):
     vector   x [.., q_len or 1, k_len or 1]        added as it is
-    table    t [.., n]                             t[index(i, j)]
+    table    t [.., n]                             t[index(i, j)], or t[lookup[index(i, j)]] where it is kept by bins
     slope    m [.., 1, 1]                          -m * distance(i, j)
     query    u [.., q_len, f], R [.., n, f]        <u_i, R[index(i, j)]>
     key      w [.., k_len, f], R [.., n, f]        <w_j, R[index(i, j)]>
@@ -19,6 +19,9 @@ A space says how a pair becomes an index:
     ("line",)                      i - j + k_len - 1, whatever the starts: tables begin at the smallest displacement met
     ("grid", axes)                 row-major over these axes' displacements, then three entries: query, key, both alone
     ("points", index, axis, sign)  the index map named by `index` of sign * (p_i - p_j), then the same three entries
+
+Tables are kept by bins only for an engine that reads them so; `tables.spread` makes full ones of them. On a grid the
+bin after the last then reads as zeros.
 """
 
 from __future__ import annotations
@@ -42,9 +45,13 @@ class Piece(NamedTuple):
     space: tuple = ()
     slots: tuple[int, ...] = ()  # its operands
     gate: int = -1  # operand [.., q_len or 1, k_len or 1] that multiplies it
-    lookup: int = -1  # operand of integers [.., n of the space] into the rows of R; -1: R has them all
+    lookup: int = -1  # operand of integers [.., n of the space] into t or the rows of R; -1: they have them all
     reach: int | None = None  # constant where |δ| >= reach
-    config: tuple = ()
+    config: tuple = ()  # of bins: no two displacements share one; and, for an engine that reads bins, `BINS`
+
+
+#: said by a piece whose bins are read by the engine itself
+BINS = "bins"
 
 
 class Form(NamedTuple):
@@ -285,12 +292,12 @@ def _transpose_piece(piece: Piece, operands: list[Tensor]) -> Piece:
     kind, slots, lookup = piece.kind, piece.slots, piece.lookup
     if kind == "vector":
         slots = (_add(operands, operands[slots[0]].mT),)
-    elif kind == "table":
-        slots = (_add(operands, _turn_table(piece.space, operands[slots[0]], -1)),)
-    elif kind in ("query", "key"):
-        kind = "key" if kind == "query" else "query"
+    elif kind in ("table", "query", "key"):
+        kind = {"query": "key", "key": "query"}.get(kind, kind)
         if lookup >= 0:
             lookup = _add(operands, _turn_table(piece.space, operands[lookup], -1))
+        elif kind == "table":
+            slots = (_add(operands, _turn_table(piece.space, operands[slots[0]], -1)),)
         else:
             slots = (slots[0], _add(operands, _turn_table(piece.space, operands[slots[1]], -2)))
     elif kind == "dot":

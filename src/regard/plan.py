@@ -20,6 +20,8 @@ log = logging.getLogger("regard")
 
 #: engines from the fastest to the slowest; the last stores A and runs only when asked: the one before it takes all
 ENGINES = ("cpu", "triton", "tiled", "reference")
+#: those that read tables by bins
+BY_BINS = ("triton",)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Plan:
     def module(self) -> ModuleType:
         """The engine: a module with forward, backward, tile and reduce."""
         return engine_module(self.engine)
+
+    @property
+    def fused(self) -> bool:
+        """The engine has kernels of its own: it is not the one of plain operations, which takes everything."""
+        return self.module is not universal()
 
     def __str__(self) -> str:
         form = self.form
@@ -61,7 +68,25 @@ class Plan:
 
 def plan(form: Form, device: torch.device, dtype: torch.dtype, engine: str | None) -> Plan:
     """The plan for a form; the same object for the same structure."""
-    return _plan(plain_tuple(form), device.type, str(dtype).removeprefix("torch."), engine)
+    return _plan(form, device.type, _name(dtype), engine)
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def wants_bins(device: str, engine: str | None) -> bool:
+    """Lower with tables by bins: the engine that reads them so is asked for, or is the first on this device."""
+    return engine in BY_BINS or (engine is None and device == "cuda")
+
+
+def reads_bins(problem: Problem, engine: str | None) -> bool:
+    """The engine that takes this problem reads its tables by bins. One that cannot take it says so when it is used."""
+    try:
+        return plan(problem.form, problem.q.device, problem.q.dtype, engine).engine in BY_BINS
+    except ValueError:
+        return False
 
 
 def remarked(made: Plan, problem: Problem) -> Plan:
@@ -87,7 +112,9 @@ plan_spec._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @functools.lru_cache(maxsize=1024)
 def _plan(form: tuple, device: str, dtype: str, engine: str | None) -> Plan:
+    """`form` may be plain tuples too: they are equal to it, and find the same plan."""
     check_engine(engine)
+    form = plain_tuple(Form(*form))
     structure = decode(repr(("", form)))[1]
     refused: list[tuple[str, str]] = []
     for chosen in ENGINES if engine is None else (engine,):
@@ -117,6 +144,7 @@ def universal() -> ModuleType:
     return engine_module("tiled")
 
 
+@functools.cache
 def engine_module(name: str) -> ModuleType:
     """An engine by name, imported when first used."""
     return importlib.import_module(f".engines.{name}", __package__)
@@ -140,7 +168,7 @@ def _piece(piece: Piece) -> str:
         "dot": "a second dot product (addition theorem)",
         "network": "a network, evaluated pair by pair",
     }[piece.kind]
-    if piece.lookup >= 0:
+    if piece.lookup >= 0 and piece.kind != "table":
         what += ", R kept by bins"
     if piece.reach is not None and piece.kind != "vector":
         what += f", constant from {piece.reach} on"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .description import Description
+from .description import Description, parts_of
 from .features import (
     Buckets,
     Cells,
@@ -25,6 +26,7 @@ from .features import (
     one_hot_from,
 )
 from .geometry import Grid, Points
+from .normal import BINS, Problem, wide
 from .position import Bound, Rotary
 
 #: rows of one-hot products at a time
@@ -32,7 +34,7 @@ CHUNK = 8192
 #: tensors that are no more than that
 PLAIN = (Tensor, torch.nn.Parameter)
 #: numbers of a table of sinusoids that is kept, and of a table of bins, on a line and on a grid
-WAVES, BINS, CELLS = 1 << 23, 1 << 20, 1 << 18
+WAVES, BINNED, CELLS = 1 << 23, 1 << 20, 1 << 18
 
 
 @torch.library.custom_op("regard::take", mutates_args=())
@@ -151,7 +153,15 @@ def check_ranges(d: Description) -> Description:
     for term in d.terms:
         inner = term.term if isinstance(term, Bound) else term
         if not isinstance(inner, Rotary) and d.q.shape[-2] and d.k.shape[-2]:
+            base, known = d.q_start - d.k_start, None
+            if not (torch.compiler.is_compiling() or isinstance(base, Tensor) or isinstance(d.q_geometry, Points)):
+                grids = [g.shape if isinstance(g, Grid) else None for g in (d.q_geometry, d.k_geometry)]
+                known, key = parts_of(inner), (*grids, d.q.shape[-2], d.k.shape[-2], base)
+                if key in known.ranges:
+                    continue
             check_range(inner.features, d)
+            if known is not None:
+                known.remember(known.ranges, key)
     return d
 
 
@@ -193,32 +203,75 @@ def check_range(feature: Feature, d: Description) -> None:
     feature.check(lo, hi)
 
 
-@functools.lru_cache(maxsize=16)
-def line_bins(spec: tuple, reach: int, device: str) -> Tensor:
+def constant(maxsize: int) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Keep what a function of plain arguments makes, the newest `maxsize` of them, for every call and every stream.
+
+    It is finished when it is kept, so that another stream may read it. What is made while a CUDA graph is captured
+    belongs to that graph, and is not kept.
+    """
+
+    def decorate(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        known: dict[tuple, Tensor] = {}
+        lock = threading.Lock()
+
+        @functools.wraps(make)
+        def find(*key: Any) -> Tensor:
+            found = known.get(key)
+            if found is not None:
+                return found
+            with torch.inference_mode(False), torch.no_grad():
+                made = make(*key)
+            if made.is_cuda:
+                if torch.cuda.is_current_stream_capturing():
+                    return made
+                torch.cuda.current_stream(made.device).synchronize()
+            with lock:
+                while len(known) >= maxsize:
+                    known.pop(next(iter(known)))
+                known[key] = made
+            return made
+
+        find.cache_clear = known.clear  # type: ignore[attr-defined]
+        return find
+
+    return decorate
+
+
+@constant(16)
+def line_bins(spec: tuple, reach: int, device: torch.device) -> Tensor:
     """The bins of the displacements -reach .. reach on a line: computed once for all steps of a decoder."""
-    with torch.inference_mode(False):
-        return one_hot_from(spec).index(torch.arange(-reach, reach + 1, device=device)[None, :, None])
+    return one_hot_from(spec).index(torch.arange(-reach, reach + 1, device=device)[None, :, None])
 
 
-@functools.lru_cache(maxsize=32)
+@constant(64)
+def line_slice(spec: tuple, first: int, last: int, reach: int, device: torch.device) -> Tensor:
+    """Those of the displacements first .. last: [1, n]."""
+    return line_bins(spec, reach, device)[:, first + reach : last + reach + 1]
+
+
+@constant(32)
 def grid_bins(
     spec: tuple,
     alone: tuple[int, ...],
     shapes: tuple[tuple[int, ...], tuple[int, ...]],
     axes: tuple[int, ...],
-    device: str,
+    device: torch.device,
 ) -> Tensor:
     """The bins of all displacements on some axes of two grids, and of the unplaced cases: the same for every call."""
-    with torch.inference_mode(False):
-        index = one_hot_from(spec).index(grid_displacements(*shapes, axes, device))
-        return torch.cat([index, torch.tensor(alone, device=device)[None]], dim=-1)
+    index = one_hot_from(spec).index(grid_displacements(*shapes, axes, device))
+    return torch.cat([index, torch.tensor(alone, device=device)[None]], dim=-1)
 
 
 def line_span(bins: OneHot, d: Description) -> tuple[int, int] | None:
     """The smallest and the largest displacement of d, where its bins may be kept for the next call; else None."""
     base, (q_len, k_len) = d.q_start - d.k_start, (d.q.shape[-2], d.k.shape[-2])
-    known = type(bins) in (Clipped, Buckets, LogBuckets) and q_len and k_len and not torch.compiler.is_compiling()
-    if not known or isinstance(d.q_geometry, (Grid, Points)) or not isinstance(base, int):
+    known = type(bins) in (Clipped, Buckets, LogBuckets, Cells) and q_len and k_len
+    if (
+        not known
+        or torch.compiler.is_compiling()
+        or isinstance(d.q_geometry, (Grid, Points))
+        or not isinstance(base, int)
+    ):
         return None
     return base - k_len + 1, base + q_len - 1
 
@@ -246,8 +299,10 @@ class Kept:
 
         Where they came from (`given`) only tells tables apart that are used in turn, as those of layers are.
         """
+        if values.device.type != "cpu" or values.numel() > self.values or type(bins) is Cells:
+            return None
         span = line_span(bins, d)
-        if span is None or values.device.type != "cpu" or values.numel() > self.values:
+        if span is None:
             return None
         if (values.requires_grad and torch.is_grad_enabled()) or type(values) not in (Tensor, torch.nn.Parameter):
             return None
@@ -269,7 +324,7 @@ class Kept:
     def _make(self, values: Tensor, bins: OneHot, first: int, last: int) -> tuple[Tensor, Tensor]:
         reach = max(-first, last)
         with torch.inference_mode(False), torch.no_grad():
-            index = line_bins(bins.spec(), reach, "cpu")[0, first + reach : last + reach + 1]
+            index = line_bins(bins.spec(), reach, values.device)[0, first + reach : last + reach + 1]
             return values.detach().clone(), values.detach().index_select(1, index)[None]
 
 
@@ -286,8 +341,8 @@ def lookup(bins: OneHot, d: Description, axes: tuple[int, ...] | None) -> Tensor
     span = line_span(bins, d)
     if span is not None:
         reach = 1 << max(abs(span[0]), abs(span[1]), 1023).bit_length()
-        if reach <= BINS:
-            return line_bins(bins.spec(), reach, str(d.q.device))[:, span[0] + reach : span[1] + reach + 1]
+        if reach <= BINNED:
+            return line_slice(bins.spec(), *span, reach, d.q.device)
     if not isinstance(d.q_geometry, Grid):
         return bins.index(displacements(d, axes))
     # without bins of their own, unplaced pairs read row bins.dim, which the caller appends as zeros
@@ -296,19 +351,19 @@ def lookup(bins: OneHot, d: Description, axes: tuple[int, ...] | None) -> Tensor
         shapes = d.q_geometry.shape, d.k_geometry.shape  # type: ignore[attr-defined]
         chosen = tuple(range(len(shapes[0]))) if axes is None else axes
         if math.prod(shapes[0][a] + shapes[1][a] - 1 for a in chosen) <= CELLS:
-            return grid_bins(bins.spec(), alone, shapes, chosen, str(d.q.device))
+            return grid_bins(bins.spec(), alone, shapes, chosen, d.q.device)
     index = bins.index(displacements(d, axes))
     return torch.cat([index, torch.tensor(alone, device=index.device)[None]], dim=-1)
 
 
 def compact(feature: OneHot | Table, d: Description) -> tuple[Tensor, OneHot]:
-    """R by bin, [heads or 1, n, f], with a row of zeros where `lookup` wants one."""
+    """R by bin, [heads or 1, n, f]. On a grid `lookup` may want a row of zeros after it."""
     bins = feature.bins if isinstance(feature, Table) else feature
     if isinstance(feature, Table):
         rows = feature.values if feature.heads is not None else feature.values[None]
     else:
         rows = torch.eye(bins.dim, device=d.q.device, dtype=torch.get_default_dtype())[None]
-    return with_zero_row(rows, bins, d), bins
+    return rows, bins
 
 
 def with_zero_row(rows: Tensor, bins: OneHot, d: Description) -> Tensor:
@@ -345,3 +400,20 @@ def tabulate(feature: Feature, d: Description, axes: tuple[int, ...] | None, dty
         alone = alone.reshape(1, -1, 3, feature.dim).expand(rows.shape[0], rows.shape[1], -1, -1)
         rows = torch.cat([rows, alone], dim=2)
     return rows
+
+
+def spread(problem: Problem) -> Problem:
+    """The same problem with every table by displacement, for engines that do not read bins; differentiable."""
+    operands, pieces = list(problem.operands), []
+    for piece in problem.form.pieces:
+        if BINS in piece.config:
+            slot, index = piece.slots[-1], operands[piece.lookup][:, 0]
+            rows = operands[slot].unsqueeze(-1) if piece.kind == "table" else operands[slot]
+            rows = rows if piece.space == ("line",) else torch.nn.functional.pad(rows, (0, 0, 0, 1))
+            piece = piece._replace(config=piece.config[:1])
+            if piece.kind == "table":
+                rows = rows_at(rows[0].to(wide(problem.q.dtype)), index, piece.config[0]).squeeze(-1)
+                piece = piece._replace(lookup=-1, config=())
+            operands[slot] = rows
+        pieces.append(piece)
+    return problem._replace(form=problem.form._replace(pieces=tuple(pieces)), operands=operands)

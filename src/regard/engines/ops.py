@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..normal import Form, Problem, decode, plain_tuple, product_buffer, wide
-from ..plan import by_definition, definition, engine_module, plan_spec
+from ..plan import by_definition, definition, engine_module, plan, plan_spec
 from ..summaries import TopK
 
 
@@ -50,20 +50,24 @@ class _Product(torch.autograd.Function):
         engine, form = decode(spec)
         out, lse = engine_module(engine).forward(_problem(q, k, operands, starts, scale, form), v)
         ctx.save_for_backward(q, k, v, out, lse, *operands)
+        ctx.set_materialize_grads(False)
         ctx.rest = rest
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *operands = ctx.saved_tensors
         starts, scale, spec = ctx.rest
         needs = list(ctx.needs_input_grad[4:])
+        engine, form = decode(spec)
+        if d_lse is None:  # as mostly
+            d_lse = getattr(engine_module(engine), "zeros_like", torch.zeros_like)(lse)
+        d_out = torch.zeros_like(out) if d_out is None else d_out
         if torch.is_grad_enabled():  # a graph of this gradient is asked for: the operator says what is to be said of it
             grads = backward(q, k, v, out, lse, d_out, d_lse, operands, needs, list(starts), scale, spec)
             d_q, d_k, d_v, *some = grads
             found = [g if need else None for g, need in zip(some, needs, strict=True)]
             return d_q, d_k, d_v, None, *found
-        engine, form = decode(spec)
         problem = _problem(q, k, operands, starts, scale, form)
         d_q, d_k, d_v, found = engine_module(engine).backward(problem, v, out, lse, d_out, d_lse, needs)
         return d_q, d_k, d_v, None, *found
@@ -91,6 +95,8 @@ def settle(problem: Problem, engine: str | None, known: list[Tensor]) -> Problem
 
 
 def spec_of(problem: Problem, engine: str | None) -> str:
+    if not torch.compiler.is_compiling():
+        return plan(problem.form, problem.q.device, problem.q.dtype, engine).spec
     dtype = str(problem.q.dtype).removeprefix("torch.")
     return plan_spec(plain_tuple(problem.form), problem.q.device.type, dtype, engine)
 

@@ -2,8 +2,9 @@
 
 `given` and `prepare` turn a problem into the few tensors a kernel reads; `tiles` computes logits and masks of a tile
 for every kernel; `product`, `reverse`, `diagonal`, `axes`, `looks`, `rows` and `strongest` are kernels; `choice`,
-`tune`, `launch`, `gradients` and `summaries` start them; `border` puts tokens without a place around a grid. What the
-kernels do not take is refused here with its reason, and the plan goes to the tiled engine.
+`tune`, `launch`, `gradients` and `summaries` start them; `lay` lays tables out and `collect` gathers their gradients;
+`border` puts tokens without a place around a grid, and `leave` is its way back. What the kernels do not take is refused
+here with its reason, and the plan goes to the tiled engine.
 
 Nothing here imports Triton until the engine is used.
 """
@@ -15,15 +16,15 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...normal import Form, Problem
+from ...tables import constant, spread
 from .. import tiled
 from .choice import interpreted, refused_mask, unsuited
 
 log = logging.getLogger("regard")
-
-tile = tiled.tile
 
 
 def refuse(form: Form, device: str, dtype: str) -> str | None:
@@ -48,6 +49,11 @@ def refuse(form: Form, device: str, dtype: str) -> str | None:
     return refused_mask(form)
 
 
+def tile(problem: Problem, rows: slice | Tensor, cols: slice | Tensor) -> Tensor:
+    """Logits of some rows and columns, as the tiled engine has them."""
+    return tiled.tile(spread(problem), rows, cols)
+
+
 def remark(problem: Problem) -> str | None:
     """What of these tensors, besides their form, sends the work to the tiled engine: for the plan."""
     reason = unsuited(problem, problem.k)
@@ -62,7 +68,7 @@ def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
     reason = unsuited(problem, v)
     if reason is not None:
         log.info("triton: %s; the tiled engine computes this product", reason)
-        return tiled.forward(problem, v)
+        return tiled.forward(spread(problem), v)
     if not v.shape[-1]:  # only the log-sum-exp is asked for: kernels want values to multiply
         out, lse = product(problem, _ones(v))
         return out[..., :0], lse
@@ -75,19 +81,31 @@ def backward(
     problem: Problem, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
     """Gradients of q, k, v and of the operands asked for."""
-    from . import border, gradients
+    from . import border, gradients, leave
 
     reason = unsuited(problem, v)
     if reason is not None:
         log.info("triton: %s; the tiled engine computes this gradient", reason)
-        return tiled.backward(problem, v, out, lse, d_out, d_lse, needs)
+        return gradients.through_spread(
+            problem, needs, lambda whole: tiled.backward(whole, v, out, lse, d_out, d_lse, needs)
+        )
     if not v.shape[-1]:
         nothing = _ones(out).zero_()
         d_q, d_k, d_v, rest = gradients.backward(problem, _ones(v), nothing, lse, nothing, d_lse, needs)
         return d_q, d_k, d_v[..., :0], rest
     if count := border.borders(problem):
-        return border.backward(problem, v, out, lse, d_out, d_lse, needs, count)
+        return leave.backward(problem, v, out, lse, d_out, d_lse, needs, count)
     return gradients.backward(problem, v, out, lse, d_out, d_lse, needs)
+
+
+def zeros_like(x: Tensor) -> Tensor:
+    """Zeros that nobody will write to: a gradient that is not there. Kernels read them with strides of 0."""
+    return _zero(x.dtype, x.device).expand(x.shape)
+
+
+@constant(16)
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=dtype, device=device)
 
 
 def reduce(
@@ -102,7 +120,7 @@ def reduce(
     reason = unsuited(problem, problem.k)
     if reason is not None:
         log.info("triton: %s; the tiled engine computes these summaries", reason)
-        return tiled.reduce(problem, summaries, progress, lse)
+        return tiled.reduce(spread(problem), summaries, progress, lse)
     return look(problem, summaries, progress, lse)
 
 

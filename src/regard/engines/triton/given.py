@@ -149,6 +149,13 @@ class Given(NamedTuple):
     sink: Any  # Operand with step 0, or ()
 
 
+class Known(Given):
+    """The same, with what the compiler sees of it (`launch.look_at`) found already."""
+
+    _fields = Given._fields  # Triton looks for them in the class itself
+    seen: Any = None
+
+
 class Sums(NamedTuple):
     """Where sums of dS go, each [batch, heads, q_len or k_len] float32; None: not wanted."""
 

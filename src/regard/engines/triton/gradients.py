@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from ...normal import Piece, Problem, each_head
+from ...normal import BINS, Piece, Problem, each_head
+from ...tables import spread
 from ..tiled.gradients import Gradients, deposit
 from ..tiled.pieces import logits_of
 from ..tiled.places import see
-from ..tiled.skews import unskew
 from ..tiled.strips import drop, each_block, each_strip, values_of
+from .axes import to_content, to_rows
 from .choice import Tiling, diagonal_tiling, key_tiling, power, query_tiling
+from .collect import by_bins, on_grid, on_line
 from .diagonal import diagonal_kernel
 from .given import Given, Sums
 from .launch import added, dense_rows, is_ragged, on_lines, precision, run
-from .prepare import Prepared, axis_entries, meeting, prepare, spans, turned
+from .prepare import Prepared, prepare, spans, turned
 from .reverse import ROOM, inner_kernel, key_kernel, query_kernel
 from .tune import tuned
 
@@ -41,11 +43,12 @@ class _Backward:
     ):  # fmt: skip
         self.problem, self.needs = problem, needs
         self.outside = None if outside is None else outside.contiguous()
-        self.made: Prepared = prepare(problem)
+        self.made: Prepared = prepare(problem, both=True)
         self.q, self.k, self.v, out, self.d_out = (dense_rows(x) for x in (problem.q, problem.k, v, out, d_out))
         if self.d_out.dtype != self.v.dtype:
             self.d_out = self.d_out.to(self.v.dtype)
-        self.lse, self.dims = lse.contiguous(), (self.q.shape[-1], self.v.shape[-1])
+        self.lse, self.d_lse = lse.contiguous(), d_lse
+        self.dims = self.q.shape[-1], self.v.shape[-1]
         self.totals: list[Tensor | None] = [None] * len(needs)
         batch, heads, q_len, _ = problem.sizes
         whole = -(-q_len // ROOM.value) * ROOM.value
@@ -72,9 +75,7 @@ class _Backward:
         if tabled:
             self.table()
         if problem.form.sink >= 0 and self.needs[problem.form.sink]:
-            sink = problem.operands[problem.form.sink].float().unsqueeze(-1)
-            share = torch.where(self.lse == -torch.inf, 0.0, torch.exp(sink - self.lse))
-            self.add(problem.form.sink, (-share * self.inner).sum(-1))
+            self.add(problem.form.sink, (-self._sunk() * self.inner).sum(-1))
         odd = [piece for piece in made.odd if self._wants([piece])]
         odd += [] if tabled else [piece for piece in made.tabled if self._wants([piece])]
         if odd:
@@ -84,6 +85,11 @@ class _Backward:
             grad = torch.zeros(x.shape, device=x.device) if need and grad is None else grad
             rest.append(grad.expand(x.shape).contiguous().to(x.dtype) if need and grad is not None else None)
         return d_q, d_k, d_v, rest
+
+    def _sunk(self) -> Tensor:
+        """The weight that each row has on the sink: [batch, heads, q_len]."""
+        sink = self.problem.operands[self.problem.form.sink].float().unsqueeze(-1)
+        return torch.where(self.lse == -torch.inf, 0.0, torch.exp(sink - self.lse))
 
     def _wants(self, pieces: Sequence[Piece]) -> bool:
         return any(self.needs[slot] for piece in pieces for slot in (*piece.slots, piece.gate) if slot >= 0)
@@ -148,6 +154,9 @@ class _Backward:
         if wanted.gate is not None:
             self.add(made.tabled[0].gate, wanted.gate.unsqueeze(-1))
         self.far = None if wanted.left is None else (wanted.left, wanted.right)
+        if self.far is not None and made.tabled[0].gate >= 0:
+            gate = each_head(problem.operands[made.tabled[0].gate], problem.q.shape[1]).float().squeeze(-1)
+            self.far = self.far[0] * gate, self.far[1] * gate
         if wanted.down is not None:
             down, across = wanted.down[0] if len(wanted.down) == 1 else wanted.down.sum(0), wanted.across
             if self.fix is not None:  # these were summed before their rows were known whole
@@ -196,7 +205,7 @@ class _Backward:
 
     def keys(self) -> tuple[Tensor, Tensor]:
         """d_k and d_v, and the sums of dS along columns."""
-        problem, made, given = self.problem, self.made, turned(self.problem, self.made)
+        problem, made, given = self.problem, self.made, turned(self.made)
         kind = *self.dims, self.k.dtype, added(given)
         tiling = tuned("keys", kind, key_tiling(*kind), lambda tiling: self.sweep_queries(tiling, given))
         d_k, d_v, wanted = self.sweep_queries(tiling, given)
@@ -271,12 +280,25 @@ class _Backward:
                 heads // self.k.shape[1], heads // self.v.shape[1], begin, count, batch // own,
                 **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, WHOLE=whole,
             )  # fmt: skip
-        sums = sums.unflatten(0, (own, heads))
-        if not given.table.batch and own > 1:
-            sums = sums.sum(0, keepdim=True)
-        grad = self._on_line(sums, begin) if grid is None else self._on_grid(sums, begin, whole)
+        sums = sums.view(own, heads, count, *shape)
+        rows = batch if given.table.batch else 1
         for piece in self.made.tabled:
-            self.add(piece.slots[0], grad)
+            if self.needs[piece.slots[0]]:
+                self.add(piece.slots[0], self._table_of(piece, sums, begin, whole, rows))
+
+    def _table_of(self, piece: Piece, sums: Tensor, begin: int, whole: bool, rows: int) -> Tensor:
+        """From sums along diagonals to one table's entries or bins."""
+        problem, operand, index = self.problem, self.problem.operands[piece.slots[0]], None
+        bins, heads = operand.shape[-1], operand.shape[1]
+        if piece.lookup >= 0:
+            index = problem.operands[piece.lookup].flatten(1)
+        once = index if index is not None and piece.config[0] and rows == 1 else None
+        if self.made.given.table.width is None:
+            grad = on_line(self.made.given, sums, self.far, begin, heads, rows, once, bins)
+        else:
+            shapes = problem.form.q_geometry[1], problem.form.k_geometry[1]
+            grad = on_grid(sums, begin, shapes, whole, heads, rows, once, bins)
+        return grad if index is None or once is not None else by_bins(grad.unsqueeze(-1), index, bins).squeeze(-1)
 
     def _diagonals(self, tiling: Tiling) -> tuple[int, int]:
         """Which block diagonals any pair that may meet, and any entry of its own, lies on."""
@@ -299,103 +321,53 @@ class _Backward:
             end = min(end, (most - shift - 1) // wide + 2)
         return begin, end
 
-    def _on_line(self, sums: Tensor, begin: int) -> Tensor:
-        """Diagonals of tiles, which overlap, as entries of the table: [own, heads, n]."""
-        problem, given = self.problem, self.made.given
-        _, _, q_len, k_len = problem.sizes
-        own, heads, count, parts, wide = sums.shape
-        joined = sums.new_zeros(own, heads, count + parts - 1, wide)
-        for part in range(parts):
-            joined[:, :, part : part + count] += sums[..., part, :]
-        flat = joined.flatten(2)
-        first = (begin - 1) * wide + k_len - 1  # the table's entry that flat begins at
-        grad = sums.new_zeros(own, heads, q_len + k_len - 1)
-        low, high = max(first, 0), min(first + flat.shape[-1], grad.shape[-1])
-        same = problem.form.q_start < 0 and problem.form.k_start < 0  # the displacement of an entry
-        if self.far is not None and same:  # entries out there are only known together
-            zero = k_len - 1 - problem.starts[0] + problem.starts[1]
-            low, high = max(low, zero - given.table.reach + 1), min(high, zero + given.table.reach)
-        if high > low:
-            grad[..., low:high] = flat[..., low - first : high - first]
-        if self.far is not None:
-            if not same:
-                delta = torch.arange(grad.shape[-1], device=grad.device) - (k_len - 1) + problem.starts[0]
-                delta = (delta - problem.starts[1])[None]
-                for slot, sign in ((problem.form.q_start, 1), (problem.form.k_start, -1)):
-                    delta = delta if slot < 0 else delta + sign * problem.operands[slot]
-                grad = torch.where((delta.abs() < given.table.reach).unsqueeze(1), grad, 0.0)
-            for sums_of, entry in zip(self.far, (-1, 0), strict=True):
-                if given.table.gate:
-                    gate = each_head(problem.operands[self.made.tabled[0].gate], heads).float().squeeze(-1)
-                    sums_of = sums_of * gate
-                each = sums_of.sum(-1)
-                grad[..., entry] += each if own > 1 else each.sum(0, keepdim=True)
-        return grad
-
-    def _on_grid(self, sums: Tensor, begin: int, whole: bool) -> Tensor:
-        """Whole tiles, or diagonals of tiles in one line, as entries of a table over two axes: [own, heads, n + 3]."""
-        (q_high, wide), (k_high, _) = self.problem.form.q_geometry[1], self.problem.form.k_geometry[1]
-        own, heads, count = sums.shape[:3]
-        first = begin  # the displacement of lines that `across` begins at
-        if whole:
-            mine, theirs = (n // wide for n in sums.shape[3:])  # lines of a tile
-            tiles = sums.unflatten(-1, (theirs, wide)).unflatten(-3, (mine, wide)).transpose(-3, -2)
-            joined = sums.new_zeros(own, heads, count * theirs + mine - 1, wide, wide)
-            for a in range(mine):
-                for b in range(theirs):  # tile m, lines a and b: displacement (m theirs + a - b) of lines
-                    at = a - b + theirs - 1
-                    joined[:, :, at : at + (count - 1) * theirs + 1 : theirs] += tiles[:, :, :, a, b]
-            across = unskew(joined).sum(-2).flip(-1)  # [own, heads, displacements of lines, of columns]
-            first = (begin - 1) * theirs + 1
-        elif sums.shape[-1] == wide:
-            across = sums.flatten(-2)[..., 1:]  # from the displacement -wide on, which no pair has
-        else:  # a line of keys is several tiles: those whose diagonals are 1 .. parts apart are of one line
-            parts, high = wide // sums.shape[-1], sums.shape[-2]
-            first = -(-begin // parts)
-            joined = sums.new_zeros(
-                own, heads, -(-(begin + count - 1) // parts) - first + 1, high + parts - 1, sums.shape[-1]
-            )
-            for at in range(min(parts, count)):  # the n-th tile of its line from the left
-                line, n = -(-(begin + at) // parts) - first, -(begin + at) % parts
-                some = sums[:, :, at::parts]
-                joined[:, :, line : line + some.shape[2], parts - 1 - n : parts - 1 - n + high] += some
-            across = joined.flatten(-2)[..., 1:]
-        first += k_high - 1  # the line of the table
-        grad = sums.new_zeros(own, heads, q_high + k_high - 1, across.shape[-1])
-        low, high = max(first, 0), min(first + across.shape[2], grad.shape[2])
-        grad[:, :, low:high] = across[:, :, low - first : high - first]
-        return torch.nn.functional.pad(grad.flatten(-2), (0, 3))
-
     def axes(self, down: Tensor, across: Tensor) -> None:
         """From what each query gives to lines and columns, to its content and to R."""
-        problem = self.problem
-        for piece in self.made.axes:
-            (axis,) = piece.space[1]
-            u, rows = piece.slots
-            d_x, met = (down, across)[axis], meeting(problem, piece)
-            if self.needs[u]:
-                self.add(u, met.to_content(d_x))
-            if self.needs[rows]:
-                self._add_rows(piece, met.to_rows(d_x, problem.operands[rows].shape[1] > 1))
-
-    def _add_rows(self, piece: Piece, grad: Tensor) -> None:
-        """Into R, from its gradient for each place of a query and of a key: [1, heads or 1, q places, k places, f]."""
-        problem = self.problem
-        index = axis_entries(problem, piece)
-        if piece.lookup >= 0:
-            index = problem.operands[piece.lookup][0, 0][index]
-        rows = problem.operands[piece.slots[1]].shape[2]
-        hot = torch.nn.functional.one_hot(index.flatten(), rows).float()  # the same bits every time
-        self.add(piece.slots[1], hot.mT @ grad.flatten(2, 3))
+        problem, made, before = self.problem, self.made, None
+        shared = made.axes[0].slots[0] == made.axes[1].slots[0]
+        for axis, (piece, d_x) in enumerate(zip(made.axes, (down, across), strict=True)):
+            if self.needs[piece.slots[0]]:
+                before = to_content(problem, made.sides[axis], axis, d_x, before if shared else None)
+                if axis or not shared:
+                    self.add(piece.slots[0], before)
+        if any(self.needs[piece.slots[1]] for piece in made.axes):
+            first, second = (piece.lookup >= 0 and piece.config[0] for piece in made.axes)
+            once = first, second
+            found = to_rows(problem, made.sides, (down, across), once)
+            for piece, grad, alone in zip(made.axes, found, once, strict=True):
+                if piece.lookup >= 0 and not alone:
+                    index = problem.operands[piece.lookup].flatten(1)[:, : grad.shape[2]]
+                    grad = by_bins(grad, index, problem.operands[piece.slots[1]].shape[2])
+                self.add(piece.slots[1], grad)
 
     def strips(self, pieces: Sequence[Piece]) -> None:
         """The pieces whose gradient no kernel sums: dS by strips, as the tiled engine has them."""
-        problem = self.problem
-        wide, heads, lse = torch.float32, problem.sizes[1], self.lse
         wanted = {slot for piece in pieces for slot in (*piece.slots, piece.gate) if slot >= 0}
         needs = [need and slot in wanted for slot, need in enumerate(self.needs)]
-        which = [n for n, piece in enumerate(problem.form.pieces) if piece in pieces]
-        mine: set[int] = set()
+        which = [n for n, piece in enumerate(self.problem.form.pieces) if piece in pieces]
+        nothing = self.q.new_empty(0)
+        found = through_spread(
+            self.problem, needs, lambda whole: (nothing, nothing, nothing, self._strips(whole, which, needs))
+        )
+        for slot, grad in enumerate(found[3]):
+            if grad is not None:
+                self.add(slot, grad)
+
+    def _strips(self, problem: Problem, which: list[int], needs: list[bool]) -> list[Tensor | None]:
+        """Gradients of operands from some pieces of a problem without bins.
+
+        In float32 a row's weights are made to sum to one here, not by what the kernels found for theirs (`fix`), and so
+        is their mean gradient: a content term multiplies what is left of either by numbers that may be large.
+        """
+        wide, heads, lse = torch.float32, problem.sizes[1], self.lse
+        exact, rest = self.fix is not None, torch.ones_like(lse)
+        if exact and problem.form.sink >= 0:
+            rest = rest - self._sunk()
+        if exact and self.outside is not None:
+            rest = rest - self.outside
+        totals = [
+            torch.zeros_like(x, dtype=wide) if need else None for x, need in zip(problem.operands, needs, strict=True)
+        ]
         for block in each_block(problem):
             p, values = block.problem, values_of(self.v, block, heads)
             grads = Gradients(p, needs)
@@ -404,9 +376,15 @@ class _Backward:
                 logits = logits_of(p, rows, cols, masked=False)
                 ends = lse[at].masked_fill(lse[at] == -torch.inf, torch.inf).unsqueeze(-1)
                 weights = torch.exp(logits - ends)
-                weights = weights if self.fix is None else weights * self.fix[at].unsqueeze(-1)
+                if p.form.mask is not None:
+                    weights = weights.masked_fill(~see(p, p.form.mask, rows, cols), 0.0)
                 d_weights = drop(p, self.d_out[at].to(wide) @ values[:, :, cols].mT, rows, cols)
-                d_logits = weights * (d_weights - self.inner[at].unsqueeze(-1))
+                inner = self.inner[at].unsqueeze(-1)
+                if exact:
+                    whole = weights.sum(-1, keepdim=True)
+                    weights = weights * torch.where(whole > 0, rest[at].unsqueeze(-1) / whole, 0.0)
+                    inner = (weights * d_weights).sum(-1, keepdim=True) - self.d_lse[at].unsqueeze(-1)
+                d_logits = weights * (d_weights - inner)
                 if p.form.softcap is not None:
                     d_logits = d_logits * (1 - (logits / p.form.softcap).square())
                 if p.form.mask is not None:
@@ -414,11 +392,23 @@ class _Backward:
                 if d_logits.numel():
                     grads.pull_pieces([p.form.pieces[n] for n in which], d_logits, rows, cols)
             grads.contract(problem.select(block.batch, block.heads))
-            for slot, part in enumerate(grads.operands):
-                if part is not None:
-                    total = self.totals[slot]
-                    if total is None or slot not in mine:  # gradients so far may be shared or in half precision
-                        total = torch.zeros_like(problem.operands[slot], dtype=wide) if total is None else total.float()
-                        self.totals[slot] = total = total.expand(problem.operands[slot].shape).contiguous().clone()
-                        mine.add(slot)
+            for total, part in zip(totals, grads.operands, strict=True):
+                if total is not None and part is not None:
                     deposit(total, part, block, heads)
+        return totals
+
+
+def through_spread(problem: Problem, needs: Sequence[bool], found_by: Callable[[Problem], Gradient]) -> Gradient:
+    """Gradients found for a problem whose tables are by displacement, taken back to bins where this one has them."""
+    if not any(BINS in piece.config for piece in problem.form.pieces):
+        return found_by(problem)
+    with torch.enable_grad():
+        mine = [x.detach().requires_grad_(need) for x, need in zip(problem.operands, needs, strict=True)]
+        whole = spread(problem._replace(operands=mine))
+    *content, found = found_by(whole._replace(operands=[x.detach() for x in whole.operands]))
+    rest: list[Tensor | None] = []
+    for grad, leaf, full in zip(found, mine, whole.operands, strict=True):
+        if grad is not None and full is not leaf:
+            (grad,) = torch.autograd.grad(full, leaf, grad.to(full.dtype))
+        rest.append(grad)
+    return content[0], content[1], content[2], rest

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from .choice import Tiling, interpreted, line_block
 from .given import Given, Has
 
 log = logging.getLogger("regard")
+
+#: asked for before the first kernel is made, so it cannot change
+INTERPRETED = interpreted()
 
 
 def dense_rows(x: Tensor) -> Tensor:
@@ -54,42 +57,100 @@ def is_ragged(given: Given, tiling: Tiling) -> bool:
 
 def precision(dtype: torch.dtype) -> str:
     """How products of float32 are rounded: not at all, unless PyTorch's own are."""
-    if dtype != torch.float32 or interpreted():
+    if dtype != torch.float32 or INTERPRETED:
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
-#: kernels that are compiled, by all that the compiler looks at
-_ready: dict[tuple, tuple[Any, tuple]] = {}
+class Ready(NamedTuple):
+    """A compiled kernel, and the arguments after those that vary."""
+
+    kernel: Any
+    rest: tuple
+
+
+#: kernels that are compiled, by all that the compiler looks at; and by the very numbers of a call, which is quicker
+_ready: dict[tuple, Ready] = {}
+_called: dict[tuple, Ready] = {}
+#: calls that are remembered: every length of a decoder's steps is one
+CALLS = 4096
 
 
 def run(kernel: Any, programs: int, tiling: Tiling, *args: Any, **flags: Any) -> None:
     """Launch a kernel; the first call of a structure compiles, and says so.
 
     Later calls go past Triton's own search for the compiled kernel, which takes longer than all else that is done
-    before a launch: it looks at every argument in Python.
+    before a launch: it looks at every argument in Python. Pointers are handed over as numbers: a tensor would be asked
+    for its own again, and the driver whether it is on the device.
     """
-    options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
-    if tiling.registers is not None:
-        options["maxnreg"] = tiling.registers
-    if interpreted():
-        _tell(kernel, tuple(flags.items()), lambda: kernel[(programs,)](*args, **flags, **options))
+    if INTERPRETED:
+        _tell(kernel, tuple(flags.items()), lambda: kernel[(programs,)](*args, **flags, **_options(tiling)))
         return
-    device = args[0].device
-    key: list = [kernel, tiling, device.index, *flags.values()]
-    _look_at(args, key.append)
-    shape = tuple(key)
-    with torch.cuda.device(device) if device.index != torch.cuda.current_device() else _NOWHERE:
-        found = _ready.get(shape)
-        if found is not None:
-            found[0][(programs, 1, 1)](*args, *found[1])
+    device = args[0].device.index
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return run(kernel, programs, tiling, *args, **flags)
+    key: list = [id(kernel), tiling, device, *flags.values()]
+    plain: list = []
+    say, hand = key.append, plain.append
+    for x in args:
+        if type(x) is int:
+            say(x)
+            hand(x)
+        elif isinstance(x, Tensor):
+            at = x.data_ptr()
+            say(x.dtype)
+            say(at & 15 == 0)
+            hand(at)
+        else:
+            say(_seen(x))
+            hand(x)
+    exact = tuple(key)
+    ready = _called.get(exact)
+    if ready is None:
+        key = [id(kernel), tiling, device, *flags.values()]
+        look_at(args, key.append)
+        shape = tuple(key)
+        ready = _ready.get(shape)
+        if ready is None:
+            made = _tell(kernel, shape, lambda: kernel[(programs,)](*args, **flags, **_options(tiling)))
+            _ready[shape] = Ready(made, tuple(flags[name] for name in kernel.arg_names[len(args) :]))
             return
-        rest = tuple(flags[name] for name in kernel.arg_names[len(args) :])
-        compiled = _tell(kernel, shape, lambda: kernel[(programs,)](*args, **flags, **options))
-        _ready[shape] = compiled, rest
+        if len(_called) >= CALLS:
+            _called.clear()
+        _called[exact] = ready
+    start(ready.kernel, programs, device, (*plain, *ready.rest))
 
 
-def _look_at(args: tuple, say: Callable[[Any], None]) -> None:
+def start(kernel: Any, programs: int, device: int, args: tuple) -> None:
+    """Start a compiled kernel on the current stream, as Triton does after its search, less what nobody asked for.
+
+    Hooks, such as a profiler's, are called where there are any: then Triton does it all.
+    """
+    hooks = triton.knobs.runtime
+    if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+        kernel[(programs, 1, 1)](*args)
+        return
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    kernel.run(programs, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None, *args)
+
+
+def _options(tiling: Tiling) -> dict[str, int]:
+    options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
+    return options if tiling.registers is None else options | {"maxnreg": tiling.registers}
+
+
+def _seen(x: Any) -> Any:
+    """What the compiler sees of one argument that is neither a number nor a tensor."""
+    known = getattr(x, "seen", None)
+    if known is not None:
+        return known
+    key: list = []
+    look_at((x,), key.append)
+    return tuple(key)
+
+
+def look_at(args: tuple, say: Callable[[Any], None]) -> None:
     """What of some arguments the compiler sees: types, whether pointers and numbers are multiples of 16, ones."""
     for x in args:
         kind = type(x)
@@ -105,12 +166,11 @@ def _look_at(args: tuple, say: Callable[[Any], None]) -> None:
         elif isinstance(x, tuple):
             say(len(x))
             if x:
-                _look_at(x, say)
+                look_at(x, say)
         else:
             say(kind if kind is float or kind is bool else x.value)
 
 
-_NOWHERE = contextlib.nullcontext()
 _told: set[tuple] = set()
 
 

@@ -8,93 +8,178 @@
 | terms of a query on both axes of a grid (SAM) | `Axes`: what each query gives to each line and each column |
 | other tables, and content terms over few displacements | `Gathered`: an entry a pair |
 
-Everything is linear in the lengths.
+Everything is linear in the lengths. What depends on the form and on shapes alone is found once (`Shape`): a model calls
+with the same ones layer after layer, step after step.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...normal import Piece, Problem, each_head
+from ...normal import BINS, Form, Piece, Problem, each_head
 from ..tiled.places import coordinates
-from .axes import Meeting
-from .choice import Tiling, interpreted, mask_parts
-from .given import Axes, Gathered, Given, Has, Mask, Operand, Toeplitz
-from .launch import dense_rows, run
+from .axes import Side, meeting, side_of
+from .choice import mask_parts
+from .given import Axes, Gathered, Given, Has, Known, Mask, Operand, Toeplitz
+from .launch import look_at
+from .lay import LOG2E, full_table, toeplitz
 
-LOG2E = 1.4426950408889634
-#: room after a table for tiles that reach past the end
-ROOM = 272
+__all__ = ["LOG2E", "Prepared", "prepare", "spans", "turned"]
+
+
+class Ways(NamedTuple):
+    """Which pieces go where."""
+
+    rows: tuple[Piece, ...]
+    cols: tuple[Piece, ...]
+    crossed: tuple[Piece, ...]
+    slopes: tuple[Piece, ...]
+    tabled: tuple[Piece, ...]
+    axes: tuple[Piece, ...]  # of the first axis and of the second, or none
+    odd: tuple[Piece, ...]  # gathered
 
 
 class Prepared(NamedTuple):
     """What kernels are given, and which pieces went where: what gradients must know."""
 
-    given: Given
+    given: Known
     rows: tuple[Piece, ...]
     cols: tuple[Piece, ...]
     crossed: tuple[Piece, ...]
     slopes: tuple[Piece, ...]
     tabled: tuple[Piece, ...]
     axes: tuple[Piece, ...]
-    odd: tuple[Piece, ...]  # gathered
+    odd: tuple[Piece, ...]
+    turned: Toeplitz | tuple[()]  # the table for turned tiles, where both were asked for
+    sides: tuple[Side, ...]  # both axes
 
 
-def prepare(problem: Problem) -> Prepared:
-    """What the kernels of a problem are given."""
-    form, (batch, heads, q_len, k_len) = problem.form, problem.sizes
-    sorted_ = _sort(problem)
-    row = [_gated(piece, problem).squeeze(-1) for piece in sorted_["rows"]]
-    col = [_plain(problem, piece.slots[0]).squeeze(-2) for piece in sorted_["cols"]]
-    crossed = [_plain(problem, piece.slots[0]).squeeze(-2) for piece in sorted_["crossed"]]
-    slope = [_gated(piece, problem).squeeze(-1) for piece in sorted_["slopes"]]
+class Shape(NamedTuple):
+    """What of a problem is the same for all calls with its form and shapes."""
+
+    number: int  # no two have the same
+    ways: Ways
+    plain: bool  # no tensor is in `given`
+    more: bool  # there are others than those of tables and axes
+    given: Known  # without tensors
+    has: list[Has]  # once it is known
+
+
+_numbers = itertools.count()
+_FIELD = {name: at for at, name in enumerate(Given._fields)}
+
+
+def prepare(problem: Problem, both: bool = False, dtype: torch.dtype | None = None) -> Prepared:
+    """What the kernels of a problem are given. `both`: turned tiles too, as the backward pass has them.
+
+    dtype    of the table; q's if None
+    """
+    form, operands = problem.form, problem.operands
+    shape = _shape(
+        form, problem.sizes, problem.starts, problem.scale, problem.q.dtype, tuple([x.shape for x in operands])
+    )
+    ways = shape.ways
+    if shape.plain:
+        return Prepared(shape.given, *ways, (), ())
+    table: Any = ()
+    other: Any = ()
+    axes: Any = ()
+    sides: tuple[Side, ...] = ()
+    if ways.tabled:
+        gate = ways.tabled[0].gate
+        laid = toeplitz(
+            problem, ways.tabled, both, () if gate < 0 else _operand([_plain(problem, gate).squeeze(-1)]),
+            dtype or problem.q.dtype,
+        )  # fmt: skip
+        table, other = laid[0], laid[1] if both else ()
+    if ways.axes:
+        sides = tuple(side_of(problem, piece) for piece in ways.axes)
+        axes = Axes(*meeting(problem, sides[0], sides[1], LOG2E), *form.q_geometry[1], *form.k_geometry[1])
+    tensors: dict[str, Any] = {"table": table, "axes": axes}
+    if shape.more:
+        tensors |= _others(problem, ways)
+    values = list(shape.given)
+    for name, x in tensors.items():
+        values[_FIELD[name]] = x
+    if not shape.has:
+        shape.has.append(_has(Given(*values), problem.q.dtype))
+    values[0] = shape.has[0]
+    given = Known(*values)
+    seen: list = [shape.number]
+    look_at(tuple(tensors.values()), seen.append)
+    given.seen = tuple(seen)
+    return Prepared(given, *ways, other, sides)
+
+
+def _more(form: Form) -> bool:
+    """There are tensors besides those of pieces and masks."""
+    return max(form.q_start, form.k_start, form.scale, form.sink, form.seeds) >= 0
+
+
+def _others(problem: Problem, ways: Ways) -> dict[str, Any]:
+    """What is rare or small: vectors over rows and columns, gathered pieces, masks, dropout, the sink."""
+    form, (batch, heads, _, _) = problem.form, problem.sizes
+    crossed = [_plain(problem, piece.slots[0]).squeeze(-2) for piece in ways.crossed]
     scales = _plain(problem, form.scale) if form.scale >= 0 else None
     by_row = scales is not None and scales.shape[-1] == 1
-    given = Given(
-        has=(),
-        heads=heads,
-        q_len=q_len,
-        k_len=k_len,
-        q_start=problem.starts[0],
-        k_start=problem.starts[1],
-        q_starts=_starts(problem, form.q_start),
-        k_starts=_starts(problem, form.k_start),
-        scale=problem.scale * LOG2E,
-        row_scale=_operand([scales.squeeze(-1)]) if scales is not None and by_row else (),
-        col_scale=_operand([scales.squeeze(-2)]) if scales is not None and not by_row else (),
-        row=_operand(row, LOG2E),
-        col=_operand(col, LOG2E),
-        cross_row=_operand([_plain(problem, sorted_["crossed"][0].gate).squeeze(-1)], LOG2E) if crossed else (),
-        cross_col=_operand(crossed),
-        slope=_operand(slope, LOG2E),
-        table=toeplitz(problem, sorted_["tabled"]) if sorted_["tabled"] else (),
-        gathered=tuple(_gathered(problem, piece) for piece in sorted_["odd"]),
-        axes=_axes(problem, sorted_["axes"]) if sorted_["axes"] else (),
-        softcap=None if form.softcap is None else form.softcap * LOG2E,
-        mask=_mask(problem),
-        seeds=problem.operands[form.seeds].expand(batch, heads).contiguous() if form.dropout else None,
-        dropped=int(form.dropout * 2**32) if form.dropout else None,
-        boost=1 / (1 - form.dropout) if form.dropout else None,
-        sink=_operand([problem.operands[form.sink].unsqueeze(-1)], LOG2E) if form.sink >= 0 else (),
-    )
-    given = given._replace(has=_has(given, problem.q.dtype))
-    return Prepared(given, **{name: tuple(pieces) for name, pieces in sorted_.items()})
+    return {
+        "q_starts": _starts(problem, form.q_start),
+        "k_starts": _starts(problem, form.k_start),
+        "row_scale": _operand([scales.squeeze(-1)]) if scales is not None and by_row else (),
+        "col_scale": _operand([scales.squeeze(-2)]) if scales is not None and not by_row else (),
+        "row": _operand([_gated(piece, problem).squeeze(-1) for piece in ways.rows], LOG2E),
+        "col": _operand([_plain(problem, piece.slots[0]).squeeze(-2) for piece in ways.cols], LOG2E),
+        "cross_row": _operand([_plain(problem, ways.crossed[0].gate).squeeze(-1)], LOG2E) if crossed else (),
+        "cross_col": _operand(crossed),
+        "slope": _operand([_gated(piece, problem).squeeze(-1) for piece in ways.slopes], LOG2E),
+        "gathered": tuple([_gathered(problem, piece) for piece in ways.odd]),
+        "mask": _mask(problem),
+        "seeds": problem.operands[form.seeds].expand(batch, heads).contiguous() if form.dropout else None,
+        "sink": _operand([problem.operands[form.sink].unsqueeze(-1)], LOG2E) if form.sink >= 0 else (),
+    }
+
+
+@functools.lru_cache(maxsize=256)
+def _shape(
+    form: Form, sizes: tuple[int, int, int, int], starts: tuple[int, int], scale: float, dtype: torch.dtype,
+    shapes: tuple[torch.Size, ...],
+) -> Shape:  # fmt: skip
+    _, heads, q_len, k_len = sizes
+    fields: dict[str, Any] = dict.fromkeys(Given._fields, ())
+    fields |= dict.fromkeys(("q_starts", "k_starts", "softcap", "seeds", "dropped", "boost"))
+    fields |= {"heads": heads, "q_len": q_len, "k_len": k_len, "q_start": starts[0], "k_start": starts[1]}
+    fields["scale"] = scale * LOG2E
+    if form.softcap is not None:
+        fields["softcap"] = form.softcap * LOG2E
+    if form.dropout:
+        fields |= {"dropped": int(form.dropout * 2**32), "boost": 1 / (1 - form.dropout)}
+    ways = _sort(form, sizes, starts, shapes)
+    still = all(part[0] in ("within", "range") for part in mask_parts(form.mask))
+    if still:
+        fields["mask"] = _mask(Problem(form, None, None, [], starts, scale))  # type: ignore[arg-type]
+    more = not still or len(ways.tabled) + len(ways.axes) < len(form.pieces) or _more(form)
+    given = Known(**fields)
+    given = given._replace(has=_has(given, dtype))
+    number = next(_numbers)
+    given.seen = (number,)
+    return Shape(number, ways, not form.pieces and not more, more, given, [])
 
 
 def _has(given: Given, dtype: torch.dtype) -> Has:
-    there = {name: bool(getattr(given, name, ())) for name in Has._fields}
-    there |= {"cross": bool(given.cross_row), "clipped": bool(given.table) and given.table.reach is not None}
-    ramp = bool(given.slope) and not given.slope.step and not given.table
-    there["ramp"] = ramp and dtype != torch.float32  # a slope in two parts rounds twice
-    return _constants(*(len(given.gathered) if name == "gathered" else there[name] for name in Has._fields))
+    table, slope = given.table, given.slope
+    ramp = bool(slope) and not slope.step and not table and dtype != torch.float32  # a slope in two parts rounds twice
+    return _constants(
+        bool(given.row_scale), bool(given.col_scale), bool(given.row), bool(given.col), bool(given.cross_row),
+        bool(slope), ramp, bool(table), bool(table) and table.reach is not None, len(given.gathered),
+        bool(given.axes), bool(given.mask), bool(given.sink),
+    )  # fmt: skip
 
 
 @functools.cache
@@ -102,24 +187,28 @@ def _constants(*there: int) -> Has:
     return Has(*(tl.constexpr(x) for x in there))
 
 
-def _sort(problem: Problem) -> dict[str, list[Piece]]:
+def _sort(form: Form, sizes: tuple, starts: tuple[int, int], shapes: tuple[torch.Size, ...]) -> Ways:
     """Each piece by the way it takes."""
-    ways: dict[str, list[Piece]] = {name: [] for name in ("rows", "cols", "crossed", "slopes", "tabled", "axes", "odd")}
+    ways: dict[str, list[Piece]] = {name: [] for name in Ways._fields}
     axes: dict[int, Piece] = {}
-    for piece in problem.form.pieces:
-        x = problem.operands[piece.slots[0]]
+    for piece in form.pieces:
         if piece.kind == "vector":
-            ways["rows" if x.shape[-1] == 1 else "cols" if piece.gate < 0 else "crossed"].append(piece)
+            by_row = shapes[piece.slots[0]][-1] == 1
+            ways["rows" if by_row else "cols" if piece.gate < 0 else "crossed"].append(piece)
         elif piece.kind == "slope":
             ways["slopes"].append(piece)
-        elif piece.kind == "query" and piece.gate < 0 and _straight(problem, piece) and len(piece.space[1]) == 1:
-            ways["odd" if piece.space[1][0] in axes else "axes"].append(piece)
-            axes.setdefault(piece.space[1][0], piece)
-        elif piece.kind == "table" and (piece.space[0] == "line" or _straight(problem, piece)):
+        elif piece.kind == "query" and piece.gate < 0 and len(piece.space) > 1 and len(piece.space[1]) == 1:
+            straight = _straight(form, sizes, starts, piece) and piece.space[1][0] not in axes
+            ways["axes" if straight else "odd"].append(piece)
+            if straight:
+                axes[piece.space[1][0]] = piece
+        elif piece.kind == "table" and (piece.space[0] == "line" or _straight(form, sizes, starts, piece)):
             ways["tabled"].append(piece)
         else:
             ways["odd"].append(piece)
-    if len(axes) != 2:
+    if len(axes) == 2 and len({(shapes[p.slots[1]][-1], shapes[p.slots[1]][1] > 1) for p in axes.values()}) == 1:
+        ways["axes"] = [axes[0], axes[1]]
+    else:
         ways["odd"] += ways["axes"]
         ways["axes"] = []
     first = ways["tabled"][:1]
@@ -127,16 +216,15 @@ def _sort(problem: Problem) -> dict[str, list[Piece]]:
     kept = plain or first
     ways["odd"] += [piece for piece in ways["tabled"] if piece not in kept]
     ways["tabled"] = kept
-    return ways
+    return Ways(**{name: tuple(pieces) for name, pieces in ways.items()})
 
 
-def _straight(problem: Problem, piece: Piece) -> bool:
+def _straight(form: Form, sizes: tuple, starts: tuple[int, int], piece: Piece) -> bool:
     """A term on a grid of two axes on which every token has a place, in order from the first."""
-    form = problem.form
     if piece.space[0] != "grid" or form.q_geometry[2] or form.k_geometry[2] or len(form.q_geometry[1]) != 2:
         return False
     counts = math.prod(form.q_geometry[1]), math.prod(form.k_geometry[1])
-    if form.q_start >= 0 or form.k_start >= 0 or problem.starts != (0, 0) or counts != problem.sizes[2:]:
+    if form.q_start >= 0 or form.k_start >= 0 or starts != (0, 0) or counts != tuple(sizes[2:]):
         return False
     return len(piece.space[1]) < 2 or piece.space[1] == (0, 1)
 
@@ -166,90 +254,6 @@ def _starts(problem: Problem, slot: int) -> Tensor | None:
     return None if slot < 0 else problem.operands[slot].expand(problem.sizes[0], 1).contiguous()
 
 
-def toeplitz(problem: Problem, pieces: Sequence[Piece], by_key: bool = False) -> Toeplitz:
-    """The sum of tables, in shifted copies, in the dtype of q: its rounding is that of a logit's parts.
-
-    The copies are kept on the table they were made of, for as long as it lives and is not changed in place: where the
-    lowered table is kept between calls, it is laid out once. They are for one stream, which made them.
-    """
-    source = problem.operands[pieces[0].slots[0]]
-    keeps = len(pieces) == 1 and pieces[0].gate < 0 and source.is_cuda and not source.is_inference()
-    if not keeps or torch.cuda.is_current_stream_capturing():
-        return _lay_out(problem, pieces, by_key)
-    stream = torch.cuda.current_stream(source.device).cuda_stream
-    form = problem.form
-    shape = problem.sizes[1:], form.q_geometry, form.k_geometry, pieces[0]
-    key = source._version, stream, by_key, problem.q.dtype, *shape
-    kept = source.__dict__.setdefault("_regard_laid", {})
-    if key not in kept:
-        if len(kept) > 4:
-            kept.clear()
-        kept[key] = _lay_out(problem, pieces, by_key)
-    return kept[key]
-
-
-def _lay_out(problem: Problem, pieces: Sequence[Piece], by_key: bool) -> Toeplitz:
-    tables = [_plain(problem, piece.slots[0]) for piece in pieces]
-    total = sum(tables[1:], tables[0]).contiguous()
-    near, width, pitch, dtype, line, reach = None, None, 0, problem.q.dtype, total.shape[-1], None
-    copies = 16 // dtype.itemsize
-    size = total.shape[-1]
-    if pieces[0].space[0] == "line":
-        reaches = [piece.reach for piece in pieces]
-        reach = max(r for r in reaches if r is not None) if None not in reaches else None
-        pitch_of_line = size
-    else:
-        (q_high, q_wide), (k_high, k_wide) = problem.form.q_geometry[1], problem.form.k_geometry[1]
-        line = q_wide + k_wide - 1
-        pitch = pitch_of_line = -(-line // copies) * copies
-        size = (q_high + k_high - 1) * line
-        near = _near(*((k_high, k_wide) if by_key else (q_high, q_wide)), pitch, str(total.device))
-        width = tl.constexpr(q_wide if by_key else k_wide)
-    lines = size // line
-    stride = -(-(lines * pitch_of_line + ROOM + pitch) // 16) * 16
-    laid = torch.empty(*total.shape[:2], copies, stride, dtype=dtype, device=total.device)
-    block = 16 if interpreted() else 1024
-    blocks = -(-stride // block)
-    run(
-        lay_kernel, blocks * laid.shape[0] * laid.shape[1] * copies, Tiling(block, 1, 4, 1),
-        total, laid, blocks, copies, total.shape[-1], stride, size, line, pitch_of_line, LOG2E,
-        REVERSED=not by_key, BLOCK=block,
-    )  # fmt: skip
-    batch, head = (0 if laid.shape[n] == 1 else laid.stride(n) for n in (0, 1))
-    gate = pieces[0].gate
-    return Toeplitz(
-        laid, batch, head, stride, tl.constexpr(copies), tl.constexpr(by_key), near, width, pitch,
-        () if gate < 0 else _operand([_plain(problem, gate).squeeze(-1)]), tl.constexpr(gate >= 0), reach,
-    )  # fmt: skip
-
-
-@functools.lru_cache(maxsize=32)
-def _near(high: int, wide: int, pitch: int, device: str) -> Tensor:
-    """a_i of a grid: the same for every call."""
-    with torch.inference_mode(False):
-        at = torch.arange(high * wide, device=device, dtype=torch.int32)
-        return (high - 1 - at // wide) * pitch + wide - 1 - at % wide
-
-
-@triton.jit
-def lay_kernel(
-    table_ptr, laid_ptr, blocks, copies, entries, stride, size, line, pitch, factor,
-    REVERSED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Copy s of a table, from entry s on: lines of `line` entries, `pitch` apart, the last one first if REVERSED."""
-    block, rest = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    copy, head = rest % copies, rest // copies
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    entry = at + copy
-    y, x = entry // pitch, entry % pitch
-    entry = y * line + x
-    inside = (x < line) & (entry < size)
-    if REVERSED:
-        entry = size - 1 - entry
-    value = tl.load(table_ptr + head.to(tl.int64) * entries + entry, mask=inside, other=0.0) * factor
-    tl.store(laid_ptr + rest.to(tl.int64) * stride + at, value.to(laid_ptr.dtype.element_ty), mask=at < stride)
-
-
 def _gathered(problem: Problem, piece: Piece) -> Gathered:
     """A table, or what every query (or key) gives to each displacement."""
     form, (_, _, q_len, k_len) = problem.form, problem.sizes
@@ -262,11 +266,13 @@ def _gathered(problem: Problem, piece: Piece) -> Gathered:
         alone = size if form.q_geometry[2] or form.k_geometry[2] else None
     row = col = 0
     if piece.kind == "table":
-        x = _plain(problem, piece.slots[0])
+        x = full_table(problem, piece)
     else:
         u, table = (_plain(problem, slot) for slot in piece.slots)
         if piece.lookup >= 0:
             index = problem.operands[piece.lookup][:, 0]
+            if BINS in piece.config and piece.space[0] == "grid":
+                table = torch.nn.functional.pad(table, (0, 0, 0, 1))
             if piece.space[0] == "line":
                 bins = index.to(torch.int32).contiguous()
             else:
@@ -297,56 +303,22 @@ def _grid_entries(problem: Problem, axes: tuple[int, ...]) -> tuple[Tensor, Tens
     return ends[0], ends[1], size
 
 
-def axis_rows(problem: Problem, piece: Piece, factor: float) -> Tensor:
-    """R of one axis, times a factor, for each place of a query and of a key: [.., q places, k places, f]."""
-    table = each_head(problem.operands[piece.slots[1]], problem.q.shape[1]).float()
-    index = axis_entries(problem, piece)
-    if piece.lookup >= 0:
-        index = problem.operands[piece.lookup][0, 0][index]
-    return (table if factor == 1.0 else table * factor).to(problem.q.dtype)[:, :, index]
-
-
-def axis_entries(problem: Problem, piece: Piece) -> Tensor:
-    """The displacement's entry for each place of a query and of a key on one axis."""
-    (axis,) = piece.space[1]
-    return _entries(problem.form.q_geometry[1][axis], problem.form.k_geometry[1][axis], str(problem.q.device))
-
-
-@functools.lru_cache(maxsize=32)
-def _entries(mine: int, theirs: int, device: str) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.arange(mine, device=device)[:, None] - torch.arange(theirs, device=device) + theirs - 1
-
-
-def meeting(problem: Problem, piece: Piece, factor: float = 1.0) -> Meeting:
-    """A term of the query on one axis, as matrix products."""
-    u = dense_rows(each_head(problem.operands[piece.slots[0]], problem.q.shape[1]).to(problem.q.dtype))
-    rows = axis_rows(problem, piece, factor)
-    return Meeting(u, rows, piece.space[1][0], problem.form.q_geometry[1])
-
-
-def _axes(problem: Problem, pieces: list[Piece]) -> Axes:
-    """What each query gives to each line and column of keys."""
-    form = problem.form
-    made = {piece.space[1][0]: meeting(problem, piece, LOG2E).values(*problem.sizes[:2]) for piece in pieces}
-    return Axes(made[0], made[1], *form.q_geometry[1], *form.k_geometry[1])
-
-
-def turned(problem: Problem, made: Prepared) -> Given:
+def turned(made: Prepared) -> Given:
     """The same for turned tiles: what is laid along queries lies along keys."""
     given = made.given
     if given.table:
-        given = given._replace(table=toeplitz(problem, made.tabled, by_key=True))
+        given = given._replace(table=made.turned)
     if given.axes:
         a = given.axes
         given = given._replace(axes=a._replace(across=a.across.permute(0, 1, 3, 4, 2).contiguous()))
+    if given is not made.given:  # laid alike, besides what a table says of its side
+        given.seen = "turned", *made.given.seen
     return given
 
 
 def _mask(problem: Problem) -> Mask | tuple[()]:
     if problem.form.mask is None:
         return ()
-    batch = problem.sizes[0]
     found: dict[str, Any] = dict.fromkeys(Mask._fields)
 
     def tighten(low: str, high: str, lo: int | None, hi: int | None) -> None:
@@ -360,7 +332,7 @@ def _mask(problem: Problem) -> Mask | tuple[()]:
             side = "" if part[1] == "k" else "q_"
             tighten(f"{side}first", f"{side}last", *part[2:])
         elif part[0] == "before":
-            count = problem.operands[part[2]].expand(batch, 1).contiguous()
+            count = problem.operands[part[2]].expand(problem.sizes[0], 1).contiguous()
             found["before" if part[1] == "k" else "q_before"] = count
         elif part[0] == "same":
             for side, slot in zip("qk", part[1:], strict=True):
