@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from inside import watched
 from support import all_within_budget
 
 import regard as rg
@@ -39,6 +40,16 @@ def test_all_of_it_in_the_interpreter():
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
     assert done.stdout.count("SKIPPED [") == 1, "all but this one run there"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_read_elsewhere():
+    """In the interpreter every load and store lies inside of its launch's tensors."""
+    if not INTERPRETED:
+        yield
+        return
+    with watched():
+        yield
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:

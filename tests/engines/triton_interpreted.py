@@ -11,12 +11,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from comparing import compare as compare_each
 from comparing import plain_case
 from descriptions import Case
+from inside import watched
 from support import all_within_budget, within_budget
 
 import regard as rg
 from regard.engines import triton as engine
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_read_elsewhere():
+    with watched():
+        yield
+
 
 LONG, SHORT = (40,), (37,)
 NEAR = {"q_shape": (28,), "k_shape": (26,)}  # a table without a clip ends at 31
@@ -50,6 +59,7 @@ CASES = {
     "one diagonal": line(mask="offset", starts="zero"),
     "grid": grid("grid", (4, 8), "cells"),
     "grid whose lines are tiles": grid("grid", (3, 16), "cells"),
+    "grid whose lines are two tiles": grid("grid", (3, 32), "cells"),
     "grid whose lines do not fill tiles": grid("grid", (4, 5), "cells", "slope"),
     "class token beside a table": grid("class grid", (4, 8), "class cells"),
     "the same, keys shared": replace(grid("class grid", (2, 8), "class cells"), kv_heads=1),
@@ -87,6 +97,13 @@ def compare(case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_equal_the_definition(name):
     compare(CASES[name], torch.float32)
+
+
+@pytest.mark.parametrize("geometry, shape, term", [("line", (7,), "key table"), ("class grid", (3, 2), "per axis key")])
+def test_content_terms_of_few_tokens(geometry, shape, term):
+    """Each gradient by itself: what a strip's weights miss of one is multiplied by the content of keys."""
+    case = plain_case(geometry=geometry, q_shape=shape, k_shape=shape, terms=(term,))
+    compare_each(case, torch.float32, "triton")
 
 
 @pytest.mark.parametrize("name", ["plain", "clipped table", "axes", "slope", "slope, causal, sink"])

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from inside import watched
 from support import all_within_budget
 
 import regard as rg
 from regard.engines import tiled
 from regard.engines import triton as engine
 from regard.summaries import LogSumExp
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_read_elsewhere():
+    with watched():
+        yield
+
 
 HIGH, WIDE = 5, 8
 LENGTH = HIGH * WIDE

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from support import within_budget
 
 import regard as rg
+from regard.summaries import LogSumExp
 
 DEVICE = "cuda"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -48,3 +51,29 @@ def test_summaries_stay_within_the_budget(kind, keys, dim, dtype):
     for name in exact:
         within_budget(found[name], plain[name], exact[name], name)
         assert torch.equal(found[name], again[name]), f"{name}: other bits the second time"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("rows", [slice(30_208, 30_720), slice(59_904, 60_000)], ids=["middle", "end"])
+def test_some_rows_of_a_long_head(rows, dtype):
+    """As the explorer asks: cells of 256, which come with the rows in half precision, and in a second pass else."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 60_000, 64, device=DEVICE).to(dtype)
+    position = rg.recipes.t5(1).requires_grad_(False).to(DEVICE)
+    position.readout.data = torch.randn_like(position.readout).to(dtype).float()
+    asked = (rg.Heatmap(cell=256), LogSumExp(), rg.Entropy())
+
+    def look(engine: str, kind: torch.dtype, lse: torch.Tensor | None = None) -> list[torch.Tensor]:
+        own = copy.deepcopy(position).to(kind)
+        A = rg.attention(q.to(kind), k.to(kind), position=own, mask=rg.causal, engine=engine)
+        cells, *others = A.window(rows, slice(None), *(asked if lse is None else asked[:2]), lse=lse)
+        return [*cells[:3], *others]
+
+    found, plain, exact = look("triton", dtype), look("tiled", dtype), look("tiled", torch.float64)
+    assert torch.equal(found[1], exact[1]), "visible pairs"
+    for n, (mine, other, right) in enumerate(zip(found, plain, exact, strict=True)):
+        within_budget(mine, other, right, str(n))
+    lse = found[3]  # given, it is what it is: its rounding is nobody's error
+    known = look("triton", dtype, lse), look("tiled", dtype, lse), look("tiled", torch.float64, lse.double())
+    for n, (mine, other, right) in enumerate(zip(*known, strict=True)):
+        within_budget(mine, other, right, f"log-sum-exp known: {n}")

@@ -38,13 +38,14 @@ def block_of(n, given, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def note(crest, s, factor, extra, best_ptr, j0, size, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-         GROUP: tl.constexpr, TURNED: tl.constexpr):  # fmt: skip
+def note(crest, held, s, factor, extra, fade, base, sums, best_ptr, j0, slot, fresh, heap, BLOCK_Q: tl.constexpr,
+         BLOCK_K: tl.constexpr, GROUP: tl.constexpr, TURNED: tl.constexpr, POOL: tl.constexpr):  # fmt: skip
     """Keep the largest logits s * factor + extra of each group of keys, for `strongest`.
 
     GROUP: so many keys, some of a tile; if TURNED they lie as many apart as there are groups. Else (-1) a group is
-    `size` keys, of several tiles, and `crest` is its largest so far: tiles come in order, each writes what is known,
-    and the last of a group has it all.
+    some tiles, number `slot`, and `crest` is its largest so far, unless the tile is the first of it (`fresh`): tiles
+    come in order, each writes what is known, and the last of a group has it all. POOL: the same for sums of weights,
+    `held`, which are relative to `base` and are kept as logarithms, `heap` numbers further on, for `cells.pool`.
     """
     if GROUP > 0:
         count: tl.constexpr = BLOCK_K // GROUP
@@ -55,20 +56,35 @@ def note(crest, s, factor, extra, best_ptr, j0, size, BLOCK_Q: tl.constexpr, BLO
         at = tl.multiple_of(j0 // GROUP, 4)
         tl.store(best_ptr[:, None] + (at + tl.arange(0, count))[None, :], most * factor + extra)
     elif GROUP < 0:
-        crest = tl.maximum(tl.where(j0 % size == 0, float("-inf"), crest), tl.max(s, 1) * factor + extra)
-        tl.store(best_ptr + j0 // size, crest)
-    return crest
+        crest = tl.maximum(tl.where(fresh, float("-inf"), crest), tl.max(s, 1) * factor + extra)
+        tl.store(best_ptr + slot, crest)
+        if POOL:
+            held = tl.where(fresh, 0.0, held * fade) + sums
+            tl.store(best_ptr + heap + slot, tl.log2(held) + base)
+    return crest, held
+
+
+@triton.jit
+def add(total, lost, x, EXACT: tl.constexpr):
+    """total + x; if EXACT, what rounding took from it so far (`lost`) is put back: a row may have a million keys."""
+    if EXACT:
+        x -= lost
+        new = total + x
+        return new, (new - total) - x
+    else:
+        return total + x, lost
 
 
 @triton.jit
 def look_in(
-    top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, edge, rows, shift, level, best_ptr, size,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, MASKED: tl.constexpr,
-    CONSTANT: tl.constexpr, PRECISION: tl.constexpr, BARE: tl.constexpr, ENTROPY: tl.constexpr, GROUP: tl.constexpr,
+    top, total, spread, lost, crest, held, q, k_ptr, given, b, h, i, j0, edge, rows, shift, level, best_ptr, size, heap,
+    K_STEP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    MASKED: tl.constexpr, CONSTANT: tl.constexpr, PRECISION: tl.constexpr, BARE: tl.constexpr, ENTROPY: tl.constexpr,
+    GROUP: tl.constexpr, POOL: tl.constexpr,
 ):  # fmt: skip
     """One key tile into the running maximum, sums and sums of weight times logit; and into groups, if there are any."""
     j = j0 + tl.arange(0, BLOCK_K)
-    k = matrix(k_ptr, k_step, j, given.k_len, DIM, BLOCK_D, MASKED)
+    k = matrix(k_ptr, K_STEP, j, given.k_len, DIM, BLOCK_D, MASKED)
     if BARE and CONSTANT and not MASKED:  # one number is added: it joins the scale in one operation
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         factor, extra = given.scale, level
@@ -82,19 +98,28 @@ def look_in(
     away = s * factor + (extra - safe)[:, None]
     weights = tl.exp2(away)
     fade = tl.exp2(top - safe)
+    exact: tl.constexpr = q.dtype == tl.float32
+    lost_sums, lost_spread = lost
     if ENTROPY:
         gap = tl.where(top == float("-inf"), 0.0, top - safe)
-        spread = fade * (spread + gap * total) + tl.sum(tl.where(weights > 0.0, weights * away, 0.0), 1)
-    total = total * fade + tl.sum(weights, 1)
-    crest = note(crest, s, factor, extra, best_ptr, j0, size, BLOCK_Q, BLOCK_K, GROUP, False)
-    return new, total, spread, crest
+        more = tl.sum(tl.where(weights > 0.0, weights * away, 0.0), 1)
+        spread, lost_spread = add(fade * (spread + gap * total), lost_spread * fade, more, exact)
+    sums = tl.sum(weights, 1)
+    total, lost_sums = add(total * fade, lost_sums * fade, sums, exact)
+    lost = lost_sums, lost_spread
+    crest, held = note(
+        crest, held, s, factor, extra, fade, safe, sums, best_ptr, j0, j0 // size, j0 % size == 0, heap,
+        BLOCK_Q, BLOCK_K, GROUP, False, POOL,
+    )  # fmt: skip
+    return new, total, spread, lost, crest, held
 
 
 @triton.jit
 def glide(
-    total, spread, crest, begin, end, top, q, k_ptr, k_step, given, b, h, i, rows, shift, level, best_ptr, size,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, QUICK: tl.constexpr,
-    CONSTANT: tl.constexpr, PRECISION: tl.constexpr, ENTROPY: tl.constexpr, GROUP: tl.constexpr,
+    total, spread, crest, held, begin, end, top, q, k_ptr, given, b, h, i, rows, shift, level, best_ptr, size, heap,
+    K_STEP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    QUICK: tl.constexpr, CONSTANT: tl.constexpr, PRECISION: tl.constexpr, ENTROPY: tl.constexpr, GROUP: tl.constexpr,
+    POOL: tl.constexpr,
 ):  # fmt: skip
     """Tiles that no mask cuts, under a maximum that stays as it is; QUICK: three operations a pair, it is dots alone.
 
@@ -103,92 +128,123 @@ def glide(
     thread has all keys of one.
     """
     c, d = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_D)
+    slot, inner = begin // size, begin % size  # counted on: a division in the loop would be a tenth of it
     if QUICK:
         if GROUP > 0:
             c = c % (BLOCK_K // GROUP) * GROUP + c // (BLOCK_K // GROUP)
-        where = k_ptr + c[:, None].to(tl.int64) * k_step + d[None, :]
+        where = k_ptr + c[:, None].to(tl.int64) * K_STEP + d[None, :]
         low = (level - top)[:, None]
         sums = tl.zeros([BLOCK_Q, PARTS], tl.float32)
         spreads = tl.zeros([BLOCK_Q, PARTS], tl.float32)
         for j0 in range(begin, end, BLOCK_K):
-            k = ahead(where, j0, k_step, DIM, BLOCK_D)
+            k = ahead(where, j0, K_STEP, DIM, BLOCK_D)
             dots = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             away = dots * given.scale + low
             weights = tl.exp2(away)
-            sums += tl.sum(tl.reshape(weights, [BLOCK_Q, BLOCK_K // PARTS, PARTS]), 1)
+            some = tl.sum(tl.reshape(weights, [BLOCK_Q, BLOCK_K // PARTS, PARTS]), 1)
+            sums += some
             if ENTROPY:
                 spreads += tl.sum(tl.reshape(weights * away, [BLOCK_Q, BLOCK_K // PARTS, PARTS]), 1)
-            crest = note(crest, dots, given.scale, level, best_ptr, j0, size, BLOCK_Q, BLOCK_K, GROUP, True)
+            row = top
+            if POOL:
+                row = tl.sum(some, 1)
+            crest, held = note(
+                crest, held, dots, given.scale, level, 1.0, top, row, best_ptr, j0, slot, inner == 0, heap,
+                BLOCK_Q, BLOCK_K, GROUP, True, POOL,
+            )  # fmt: skip
+            inner += BLOCK_K
+            slot += tl.where(inner >= size, 1, 0)
+            inner = tl.where(inner >= size, 0, inner)
         total += tl.sum(sums, 1)
         spread += tl.sum(spreads, 1)
     else:
-        for j0 in range(begin, end, BLOCK_K):
-            k = matrix(k_ptr, k_step, j0 + c, given.k_len, DIM, BLOCK_D, False)
+        # with a number of stages a table comes asynchronously too, in the layout of products
+        for j0 in tl.range(begin, end, BLOCK_K, num_stages=2 if given.has.table else None):
+            k = matrix(k_ptr, K_STEP, j0 + c, given.k_len, DIM, BLOCK_D, False)
             s = scores(q, k, given, b, h, i, j0 + c, rows, shift, level, BLOCK_Q, CONSTANT, PRECISION)
             away = s - top[:, None]
             weights = tl.exp2(away)
-            total += tl.sum(weights, 1)
+            row = tl.sum(weights, 1)
+            total += row
             if ENTROPY:
                 spread += tl.sum(weights * away, 1)
-            crest = note(crest, s, 1.0, 0.0, best_ptr, j0, size, BLOCK_Q, BLOCK_K, GROUP, False)
-    return total, spread, crest
+            crest, held = note(
+                crest, held, s, 1.0, 0.0, 1.0, top, row, best_ptr, j0, slot, inner == 0, heap,
+                BLOCK_Q, BLOCK_K, GROUP, False, POOL,
+            )  # fmt: skip
+            inner += BLOCK_K
+            slot += tl.where(inner >= size, 1, 0)
+            inner = tl.where(inner >= size, 0, inner)
+    return total, spread, crest, held
 
 
 @triton.jit
 def look_along(
-    top, total, spread, crest, begin, end, q, k_ptr, k_step, given, b, h, i, edge, rows, shift, level, best_ptr, size,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, NARROW: tl.constexpr,
-    MASKED: tl.constexpr, CONSTANT: tl.constexpr, PRECISION: tl.constexpr, BARE: tl.constexpr, ENTROPY: tl.constexpr,
-    GROUP: tl.constexpr, STEADY: tl.constexpr,
+    top, total, spread, lost, crest, held, begin, end, q, k_ptr, given, b, h, i, edge, rows, shift, level,
+    best_ptr, size, heap,
+    K_STEP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    NARROW: tl.constexpr, MASKED: tl.constexpr, CONSTANT: tl.constexpr, PRECISION: tl.constexpr, BARE: tl.constexpr,
+    ENTROPY: tl.constexpr, GROUP: tl.constexpr, STEADY: tl.constexpr, POOL: tl.constexpr,
 ):  # fmt: skip
     """Keys from begin to end, multiples of NARROW (but for the last end): NARROW tiles, or wider ones of dots alone.
 
-    STEADY: after the first tiles the maximum may stay as it is, see `glide`.
+    STEADY: after the first tiles of a row the maximum may stay as it is, see `glide`.
     """
     if STEADY and not MASKED:
         quick: tl.constexpr = BARE and CONSTANT
         wide: tl.constexpr = BLOCK_K if quick else NARROW
-        rest = tl.minimum(begin + NARROW if GROUP >= 0 else (begin // wide + 1) * wide, end)  # no tile in two groups
+        step = NARROW
+        if GROUP < 0:
+            step = wide - begin % wide  # no tile in two groups
+        glides = (tl.min(top, 0) > float("-inf")) & ((GROUP >= 0) | (step == wide))  # there is a maximum to keep
+        rest = tl.minimum(begin + tl.where(glides, 0, step), end)
         for j0 in range(begin, rest, NARROW):
-            top, total, spread, crest = look_in(
-                top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, edge, rows, shift, level, best_ptr,
-                size, DIM, BLOCK_D, BLOCK_Q, NARROW, MASKED, CONSTANT, PRECISION, BARE, ENTROPY, GROUP,
+            top, total, spread, lost, crest, held = look_in(
+                top, total, spread, lost, crest, held, q, k_ptr, given, b, h, i, j0, edge, rows, shift, level,
+                best_ptr, size, heap,
+                K_STEP, DIM, BLOCK_D, BLOCK_Q, NARROW, MASKED, CONSTANT, PRECISION, BARE, ENTROPY, GROUP, POOL,
             )  # fmt: skip
         begin = rest + (end - rest) // wide * wide
-        total_, spread_, crest_ = glide(
-            total, spread, crest, rest, begin, top, q, k_ptr, k_step, given, b, h, i, rows, shift, level, best_ptr,
-            size, DIM, BLOCK_D, BLOCK_Q, wide, quick, CONSTANT, PRECISION, ENTROPY, GROUP,
+        total_, spread_, crest_, held_ = glide(
+            total, spread, crest, held, rest, begin, top, q, k_ptr, given, b, h, i, rows, shift, level,
+            best_ptr, size, heap,
+            K_STEP, DIM, BLOCK_D, BLOCK_Q, wide, quick, CONSTANT, PRECISION, ENTROPY, GROUP, POOL,
         )  # fmt: skip
         if tl.max(total_, 0) < float("inf"):
-            total, spread, crest = total_, spread_, crest_
+            total, spread, crest, held = total_, spread_, crest_, held_
         else:
             begin = rest
     for j0 in range(begin, end, NARROW):
-        top, total, spread, crest = look_in(
-            top, total, spread, crest, q, k_ptr, k_step, given, b, h, i, j0, edge, rows, shift, level, best_ptr,
-            size, DIM, BLOCK_D, BLOCK_Q, NARROW, MASKED, CONSTANT, PRECISION, BARE, ENTROPY, GROUP,
+        top, total, spread, lost, crest, held = look_in(
+            top, total, spread, lost, crest, held, q, k_ptr, given, b, h, i, j0, edge, rows, shift, level,
+            best_ptr, size, heap,
+            K_STEP, DIM, BLOCK_D, BLOCK_Q, NARROW, MASKED, CONSTANT, PRECISION, BARE, ENTROPY, GROUP, POOL,
         )  # fmt: skip
-    return top, total, spread, crest
+    return top, total, spread, lost, crest, held
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["begin"])
 def by_rows(
-    q_ptr, k_ptr, lse_ptr, entropy_ptr, best_ptr, given,
-    q_batch, q_head, q_step, k_batch, k_head, k_step, k_group, begin, pitch, size,
+    q_ptr, k_ptr, lse_ptr, top_ptr, fix_ptr, entropy_ptr, best_ptr, given,
+    q_batch, q_head, k_batch, k_head, k_group, begin, pitch, size,
+    Q_STEP: tl.constexpr, K_STEP: tl.constexpr,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    NARROW: tl.constexpr, PRECISION: tl.constexpr, BARE: tl.constexpr, ENTROPY: tl.constexpr, GROUP: tl.constexpr,
-    STEADY: tl.constexpr,
+    NARROW: tl.constexpr, PRECISION: tl.constexpr, BARE: tl.constexpr, FIX: tl.constexpr, ENTROPY: tl.constexpr,
+    GROUP: tl.constexpr, STEADY: tl.constexpr, POOL: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head, the first program's being number `begin`. BARE: see `scores`.
 
-    GROUP, see `note`; 0: none. The last two of `pitch` numbers a row are its maximum and log-sum-exp less that.
+    GROUP and POOL, see `note`; 0: no groups. The last two of `pitch` numbers a row are its maximum and log-sum-exp less
+    that. FIX: both are written for the passes that follow, the second as a factor. A float32 log-sum-exp of 16 is
+    rounded by as much as an entry of A, and all entries of its row alike.
     """
     b, h, i0 = block_of(begin + tl.program_id(0), given, BLOCK_Q)
     i = i0 + tl.arange(0, BLOCK_Q)
     k_ptr += b.to(tl.int64) * k_batch + (h // k_group).to(tl.int64) * k_head
     q_ptr += b.to(tl.int64) * q_batch + h.to(tl.int64) * q_head
     best = best_ptr + (tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)).to(tl.int64) * pitch
-    q = matrix(q_ptr, q_step, i, given.q_len, DIM, BLOCK_D, True)
+    heap = pitch // 2
+    q = matrix(q_ptr, Q_STEP, i, given.q_len, DIM, BLOCK_D, True)
     rows, shift = rows_of(given, b, h, i), shift_of(given, b)
 
     top = tl.full([BLOCK_Q], float("-inf"), tl.float32)
@@ -197,6 +253,8 @@ def by_rows(
     sink = top
     total = tl.zeros([BLOCK_Q], tl.float32)
     spread = tl.zeros([BLOCK_Q], tl.float32)
+    lost = total, spread  # by rounding, in float32
+    held = tl.zeros([BLOCK_Q], tl.float32)
     crest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
 
     first, full, still, last = key_span(given, b, i0, shift, BLOCK_Q, NARROW)
@@ -205,28 +263,32 @@ def by_rows(
     if given.has.clipped:
         far_left, far_right = levels(given, b, h)
     if given.has.mask:
-        top, total, spread, crest = look_along(
-            top, total, spread, crest, first, full, q, k_ptr, k_step, given, b, h, i, last, rows, shift, 0.0, best,
-            size, DIM, BLOCK_D, BLOCK_Q, BLOCK_K, NARROW, True, False, PRECISION, BARE, ENTROPY, GROUP, STEADY,
+        top, total, spread, lost, crest, held = look_along(
+            top, total, spread, lost, crest, held, first, full, q, k_ptr, given, b, h, i, last, rows, shift, 0.0,
+            best, size, heap, K_STEP, DIM, BLOCK_D, BLOCK_Q, BLOCK_K, NARROW, True, False, PRECISION, BARE,
+            ENTROPY, GROUP, STEADY, POOL,
         )  # fmt: skip
     if given.has.clipped:
-        top, total, spread, crest = look_along(
-            top, total, spread, crest, full, left, q, k_ptr, k_step, given, b, h, i, last, rows, shift, far_left, best,
-            size, DIM, BLOCK_D, BLOCK_Q, BLOCK_K, NARROW, False, True, PRECISION, BARE, ENTROPY, GROUP, STEADY,
+        top, total, spread, lost, crest, held = look_along(
+            top, total, spread, lost, crest, held, full, left, q, k_ptr, given, b, h, i, last, rows, shift, far_left,
+            best, size, heap, K_STEP, DIM, BLOCK_D, BLOCK_Q, BLOCK_K, NARROW, False, True, PRECISION, BARE,
+            ENTROPY, GROUP, STEADY, POOL,
         )  # fmt: skip
-    top, total, spread, crest = look_along(
-        top, total, spread, crest, left, right, q, k_ptr, k_step, given, b, h, i, last, rows, shift, 0.0, best,
-        size, DIM, BLOCK_D, BLOCK_Q, BLOCK_K, NARROW, False, not given.has.table, PRECISION, BARE, ENTROPY, GROUP,
-        STEADY,
+    top, total, spread, lost, crest, held = look_along(
+        top, total, spread, lost, crest, held, left, right, q, k_ptr, given, b, h, i, last, rows, shift, 0.0,
+        best, size, heap, K_STEP, DIM, BLOCK_D, BLOCK_Q, BLOCK_K, NARROW, False, not given.has.table, PRECISION, BARE,
+        ENTROPY, GROUP, STEADY, POOL,
     )  # fmt: skip
     if given.has.clipped:
-        top, total, spread, crest = look_along(
-            top, total, spread, crest, right, still, q, k_ptr, k_step, given, b, h, i, last, rows, shift, far_right,
-            best, size, DIM, BLOCK_D, BLOCK_Q, BLOCK_K, NARROW, False, True, PRECISION, BARE, ENTROPY, GROUP, STEADY,
+        top, total, spread, lost, crest, held = look_along(
+            top, total, spread, lost, crest, held, right, still, q, k_ptr, given, b, h, i, last, rows, shift, far_right,
+            best, size, heap, K_STEP, DIM, BLOCK_D, BLOCK_Q, BLOCK_K, NARROW, False, True, PRECISION, BARE,
+            ENTROPY, GROUP, STEADY, POOL,
         )  # fmt: skip
-    top, total, spread, crest = look_along(
-        top, total, spread, crest, still, last, q, k_ptr, k_step, given, b, h, i, last, rows, shift, 0.0, best,
-        size, DIM, BLOCK_D, BLOCK_Q, BLOCK_K, NARROW, True, False, PRECISION, BARE, ENTROPY, GROUP, STEADY,
+    top, total, spread, lost, crest, held = look_along(
+        top, total, spread, lost, crest, held, still, last, q, k_ptr, given, b, h, i, last, rows, shift, 0.0,
+        best, size, heap, K_STEP, DIM, BLOCK_D, BLOCK_Q, BLOCK_K, NARROW, True, False, PRECISION, BARE,
+        ENTROPY, GROUP, STEADY, POOL,
     )  # fmt: skip
 
     whole = total
@@ -237,6 +299,9 @@ def by_rows(
     inside = i < given.q_len
     at = (b * given.heads + h).to(tl.int64) * given.q_len + i
     tl.store(lse_ptr + at, tl.where(blind, float("inf"), top + height), mask=inside)
+    if FIX:
+        tl.store(top_ptr + at, tl.where(blind, float("inf"), top), mask=inside)
+        tl.store(fix_ptr + at, 1.0 / tl.where(blind, 1.0, whole), mask=inside)
     if GROUP:
         tl.store(best + pitch - 2, top)
         tl.store(best + pitch - 1, height)

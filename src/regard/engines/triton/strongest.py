@@ -74,16 +74,16 @@ def spread(x, ROWS: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def assess(
-    q, k_ptr, k_step, given, b, h, i, j, shift,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr,
-    COUNT: tl.constexpr,
+    q, k_ptr, given, b, h, i, j, shift,
+    K_STEP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    LINES: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     """Ranks of the logits of queries i, each for its own keys j [ROWS, COUNT]; q has LINES rows."""
     d = tl.arange(0, BLOCK_D)
     there = tl.reshape(j < given.k_len, [ROWS * COUNT])
     at = tl.reshape(tl.where(j < given.k_len, j, 0), [ROWS * COUNT])
     inside = there[:, None] & (d < DIM)[None, :]
-    k = tl.load(k_ptr + at[:, None].to(tl.int64) * k_step + d[None, :], mask=inside, other=0.0)
+    k = tl.load(k_ptr + at[:, None].to(tl.int64) * K_STEP + d[None, :], mask=inside, other=0.0)
     # as `by_rows` does it, so that roundings are the same; a product has sixteen rows at the least, and wants few
     dots = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     mine = (tl.arange(0, ROWS * COUNT) // COUNT)[None, :] == tl.arange(0, LINES)[:, None]
@@ -99,10 +99,10 @@ def assess(
     return tl.reshape(tl.max(ranked(s), 0), [ROWS, COUNT])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["begin"])
 def by_groups(
     q_ptr, k_ptr, best_ptr, logit_ptr, weight_ptr, index_ptr, given,
-    q_batch, q_head, q_step, k_batch, k_head, k_step, k_group, begin, pitch, size,
+    q_batch, q_head, k_batch, k_head, k_group, begin, pitch, size, Q_STEP: tl.constexpr, K_STEP: tl.constexpr,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, NARROW: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr,
     WIDTH: tl.constexpr, CHUNK: tl.constexpr, ONCE: tl.constexpr,
@@ -136,12 +136,12 @@ def by_groups(
     _, names = strongest(ranks, g, TOP, ROWS, WIDTH)
 
     lines = i0 + n % BLOCK_Q + tl.arange(0, LINES)
-    q = matrix(q_ptr, q_step, lines, given.q_len, DIM, BLOCK_D, True)
+    q = matrix(q_ptr, Q_STEP, lines, given.q_len, DIM, BLOCK_D, True)
     u = tl.zeros([ROWS, 1], tl.int32) + tl.arange(0, CHUNK)[None, :]
     if ONCE:
         g = tl.gather(names, u // size, 1)
         keys = tl.where(g < LATE, g * size + u % size, LATE + u)
-        best = assess(q, k_ptr, k_step, given, b, h, i, keys, shift, DIM, BLOCK_D, PRECISION, ROWS, LINES, CHUNK)
+        best = assess(q, k_ptr, given, b, h, i, keys, shift, K_STEP, DIM, BLOCK_D, PRECISION, ROWS, LINES, CHUNK)
     else:
         best = tl.full([ROWS, WIDTH], LEAST, tl.int32)
         keys = tl.zeros([ROWS, WIDTH], tl.int32) + (LATE + tl.arange(0, WIDTH)[None, :])
@@ -150,7 +150,7 @@ def by_groups(
             group = tl.min(tl.where(names > group[:, None], names, LATE), 1)
             for c in range(0, size, CHUNK):
                 j = tl.where(group[:, None] < LATE, group[:, None] * size + c, LATE) + u
-                some = assess(q, k_ptr, k_step, given, b, h, i, j, shift, DIM, BLOCK_D, PRECISION, ROWS, LINES, CHUNK)
+                some = assess(q, k_ptr, given, b, h, i, j, shift, K_STEP, DIM, BLOCK_D, PRECISION, ROWS, LINES, CHUNK)
                 best, keys = joined(best, keys, some, j)
     best, keys = strongest(best, keys, TOP, ROWS, WIDTH)
 
