@@ -8,7 +8,9 @@ process of its own, opens the file, and is asked over HTTP on the loopback addre
 
 one   time of one forward pass (`A @ v`, both cores, best of two); then from the first request: the first picture, and
       when the overview is exact; then tiles at random places of every level, one at a time, none asked for twice. On a
-      GPU a server before it has compiled the kernels, which are kept on disk: its first picture is told apart
+      GPU there are two servers. The first is asked the moment it answers and has nothing compiled (Triton's cache is an
+      empty folder): its figures are those of a cold machine. The second has the first one's kernels on disk, loads
+      them when it opens the trace, and is asked after that, as the forward pass is timed after its first run
 many  twenty clients, each with a window of its own, move for a minute: every move asks for the tiles that come into
       sight, and drops what is still on its way from before. How long tiles took, errors, and memory over time.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import platform
 import random
 import statistics
@@ -26,14 +29,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 CLIENTS, HIGH, WIDE = 20, 3, 5  # tiles of a window of 1280 x 768
 TARGETS = {
-    "first picture, s": 2.0, "exact overview / forward": 1.6, "tile p95, ms": 150.0, "memory, MiB": 1536.0,
-    "errors": 0, "lost": 0, "many: p95, s": 1.5, "memory growth, MiB": 64.0,
+    "first picture, s": 2.0, "cold: first picture, s": 2.0, "exact overview / forward": 1.6,
+    "tile p95, ms": 150.0, "memory, MiB": 1536.0, "errors": 0, "lost": 0, "many: p95, s": 1.5,
+    "memory growth, MiB": 64.0,
 }  # fmt: skip
 
 
@@ -80,6 +85,21 @@ def serve(path: str, device: str | None) -> None:
         print(json.dumps(taken), flush=True)
 
 
+def bare(device: str) -> None:
+    """What a process takes that does nothing but multiply two matrices on a device: PyTorch's own share, MiB."""
+    import torch
+
+    x = torch.ones(256, 256, device=device, dtype=torch.bfloat16)
+    (x @ x).sum().item()
+    print(json.dumps(resident("self", "VmHWM")))
+
+
+def resident(process: int | str, what: str = "VmRSS") -> float:
+    """MiB that are resident, or have been at the most (VmHWM)."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(what)), 0) / 1024
+
+
 class Client:
     """Keep-alive requests over one connection at a time: as light as can be, for it shares the server's cores."""
 
@@ -117,18 +137,19 @@ class Client:
 
 
 class Running:
-    """The server's process."""
+    """The server's process; `kernels` is where those that it compiles are kept."""
 
-    def __init__(self, trace: Path, device: list[str]):
+    def __init__(self, trace: Path, device: list[str], kernels: Path | None = None):
         command = [sys.executable, __file__, "--serve", str(trace), *device]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        where = os.environ | ({} if kernels is None else {"TRITON_CACHE_DIR": str(kernels)})
+        began = time.perf_counter()
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=where)
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
+        self.took = time.perf_counter() - began
 
     def memory(self, what: str = "VmRSS") -> float:
-        """MiB that are resident, or have been at the most (VmHWM)."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
+        return resident(self.process.pid, what)
 
     def close(self) -> float:
         """End it: MiB of the device that it took at the most."""
@@ -142,49 +163,49 @@ class Running:
 MAP = "1/0/0"
 
 
-async def exact(client: Client) -> dict[str, Any]:
+async def exact(client: Client, pause: float = 0.05) -> dict[str, Any]:
     """Until the overview is exact: what is said of the map."""
     while True:
         about = json.loads((await client.get(f"/api/map/{MAP}"))[2])
         if about["exact"]:
             return about
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(pause)
 
 
-async def compiled(port: int) -> float:
-    """Seconds until a server that compiles its kernels has shown a first picture; and have all others compiled."""
-    client = Client(port)
-    began = time.perf_counter()
-    about = json.loads((await client.get(f"/api/map/{MAP}"))[2])
-    top = about["levels"][-1]
-    assert (await client.get(f"/api/tile/{MAP}?cell={top}&row=0&col=0"))[0] == 200
-    first = time.perf_counter() - began
-    about = await exact(client)
+async def prepared(port: int) -> float:
+    """Seconds until a server has moved and loaded, or compiled, what its first map needs."""
+    client, began = Client(port), time.perf_counter()
+    while not json.loads((await client.get(f"/api/source/{MAP.split('/')[0]}"))[2])["prepared"]:
+        await asyncio.sleep(0.01)
     client.close()
-
-    async def compile(cell: int) -> None:
-        client, last = Client(port), (about["q_len"] - 1) // (cell * about["tile"])
-        for row, col in ((0, 0), (last, 0), (last, last)):
-            assert (await client.get(f"/api/tile/{MAP}?cell={cell}&row={row}&col={col}"))[0] == 200
-        client.close()
-
-    await asyncio.gather(*(compile(cell) for cell in about["levels"]))
-    return first
+    return time.perf_counter() - began
 
 
-async def one(port: int, tiles: int) -> dict[str, float]:
-    client, chance = Client(port), random.Random(0)
+async def overview(client: Client, pause: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is said of the map, and seconds from the first request to the first picture and to the exact one."""
     began = time.perf_counter()
     about = json.loads((await client.get(f"/api/map/{MAP}"))[2])
     top = about["levels"][-1]
     status, headers, _ = await client.get(f"/api/tile/{MAP}?cell={top}&row=0&col=0")
     assert status == 200
-    first = time.perf_counter() - began
-    sampled = headers["x-regard-state"]
-    about = await exact(client)
-    whole = time.perf_counter() - began
+    found = {"first picture, s": time.perf_counter() - began, "first picture is": headers["x-regard-state"]}
+    about = await exact(client, pause)
     status, headers, _ = await client.get(f"/api/tile/{MAP}?cell={top}&row=0&col=0")
-    assert headers["x-regard-state"] == "exact"
+    assert status == 200 and headers["x-regard-state"] == "exact"
+    return about, found | {"exact overview, s": time.perf_counter() - began}
+
+
+async def cold(port: int) -> dict[str, Any]:
+    """The same of a server that has to compile."""
+    client = Client(port)
+    _, found = await overview(client, 0.01)
+    client.close()
+    return {f"cold: {name}": x for name, x in found.items()}
+
+
+async def one(port: int, tiles: int, pause: float) -> dict[str, Any]:
+    client, chance = Client(port), random.Random(0)
+    about, told = await overview(client, pause)
     found: dict[int, list[float]] = {}
     asked = set()
     while sum(map(len, found.values())) < tiles:
@@ -202,8 +223,7 @@ async def one(port: int, tiles: int) -> dict[str, float]:
         assert struct.unpack_from("<I", body)[0] == 0x52474152
     client.close()
     every = [x for times in found.values() for x in times]
-    return {
-        "first picture, s": first, "first picture is": sampled, "exact overview, s": whole,
+    return told | {
         "tile median, ms": statistics.median(every), "tile p95, ms": _high(every),
         "tile p95 by cell, ms": {str(cell): _high(times) for cell, times in sorted(found.items())},
     }  # fmt: skip
@@ -308,11 +328,14 @@ def main() -> None:
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--forward", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--save", help=argparse.SUPPRESS)
+    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     size = ["--length", str(given.length), "--dim", str(given.dim)]
     where = [] if given.device is None else ["--device", given.device]
     if given.serve:
         serve(given.serve, given.device)
+    elif given.bare:
+        bare(given.device)
     elif given.save:
         from regard.views.server.sources import trace_of
 
@@ -326,12 +349,13 @@ def main() -> None:
 def measure(given: argparse.Namespace, size: list[str], where: list[str]) -> None:
     import torch
 
-    path = given.out / ("explore-gpu.json" if where and given.device != "cpu" else "explore.json")
+    away = bool(where) and given.device != "cpu"
+    path = given.out / ("explore-gpu.json" if away else "explore.json")
     results = json.loads(path.read_text()) if path.exists() else {}
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    if where and torch.cuda.is_available():
+    if away and torch.cuda.is_available():
         machine = f"{torch.cuda.get_device_name()}, {machine}"
-    dtype = "bfloat16" if where and given.device != "cpu" else "float32"
+    dtype = "bfloat16" if away else "float32"
     results |= {"length": given.length, "dim": given.dim, "dtype": dtype, "machine": machine}
     results["date"] = datetime.now(timezone.utc).date().isoformat()
     figures = results.setdefault("figures", {})
@@ -342,29 +366,59 @@ def measure(given: argparse.Namespace, size: list[str], where: list[str]) -> Non
         command += ["--forward"] if "one" in parts else []
         told = subprocess.run(command, capture_output=True, text=True, check=True)
         if "one" in parts:
-            found: dict[str, Any] = {"forward, s": json.loads(told.stdout)}
-            if where:
+            found: dict[str, Any] = figures.setdefault("one", {})
+            found.clear()
+            found["forward, s"] = json.loads(told.stdout)
+            if away:
+                one_on_device(found, trace, where, given.tiles, lambda: written(results, path))
+            else:
                 running = Running(trace, where)
-                found["first picture while kernels compile, s"] = asyncio.run(compiled(running.port))
+                found |= asyncio.run(one(running.port, given.tiles, 0.05))
+                found["exact overview / forward"] = found["exact overview, s"] / found["forward, s"]
+                found["memory, MiB"] = running.memory("VmHWM")
                 running.close()
-            running = Running(trace, where)
-            found |= asyncio.run(one(running.port, given.tiles))
-            found["exact overview / forward"] = found["exact overview, s"] / found["forward, s"]
-            figures["one"] = found | {"memory, MiB": running.memory("VmHWM")}
-            taken = running.close()
-            if where:
-                figures["one"]["memory of the GPU, MiB"] = taken
         if "many" in parts:
             running = Running(trace, where)
             found = asyncio.run(many(running, given.seconds))
             figures["many"] = found | {"many: memory, MiB": running.memory("VmHWM")}
             running.close()
-    results["figures"] = figures
-    given.out.mkdir(parents=True, exist_ok=True)
+    print(written(results, path))
+
+
+def one_on_device(
+    found: dict[str, Any], trace: Path, where: list[str], tiles: int, write: Callable[[], Any]
+) -> None:  # fmt: skip
+    """Both servers; what is known is written as soon as it is, for all of it takes a minute, and time may be short."""
+    kernels = trace.with_name("kernels")
+    running = Running(trace, where, kernels)
+    found |= {"cold: the server answers after, s": running.took} | asyncio.run(cold(running.port))
+    write()
+    command = [sys.executable, __file__, "--bare", *where]
+    bare = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # while the kernels are compiled
+    began = time.perf_counter()
+    asyncio.run(prepared(running.port))
+    print(f"compiled for {time.perf_counter() - began:.1f} s more", file=sys.stderr, flush=True)
+    alone = json.loads(bare.communicate(timeout=60)[0])
+    running.close()
+    running = Running(trace, where, kernels)
+    loaded = asyncio.run(prepared(running.port))
+    found |= {"the server answers after, s": running.took, "and has its kernels after, s": running.took + loaded}
+    found |= asyncio.run(one(running.port, tiles, 0.01))
+    found["exact overview / forward"] = found["exact overview, s"] / found["forward, s"]
+    found["memory, MiB"] = running.memory("VmHWM")
+    found["of which files (libraries, the trace), MiB"] = running.memory("RssFile")
+    found["memory of a process that only multiplies there, MiB"] = alone
+    write()
+    found["memory of the GPU, MiB"] = running.close()
+
+
+def written(results: dict[str, Any], path: Path) -> str:
+    """The figures as a file and as a table, which is given back."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
     text = table(results)
     path.with_suffix(".md").write_text(text)
-    print(text)
+    return text
 
 
 def table(results: dict[str, Any]) -> str:

@@ -7,6 +7,10 @@ import torch
 from support import within_budget
 
 import regard as rg
+from regard.engines.triton import launch
+from regard.views import atlas as atlas_module
+from regard.views import cells as cells_module
+from regard.views import pools as pools_module
 from regard.views.atlas import Atlas
 from regard.views.server.doing import Doing
 from regard.views.server.sources import Source, Sources, trace_of
@@ -22,18 +26,43 @@ def matrix(dtype: torch.dtype = torch.float32, length: int = 3000) -> rg.Attenti
     return rg.attention(q, k, position=position.to(dtype), mask=rg.causal)
 
 
-@pytest.mark.parametrize("cell", [1, 4, 16])
-def test_tiles_of_every_kind_of_level_are_those_of_A(cell):
+@pytest.mark.parametrize("few", [0, 1 << 24], ids=["kernels", "plain"])
+@pytest.mark.parametrize("cell", [1, 4, 16, 32, 64])
+def test_tiles_of_every_kind_of_level_are_those_of_A(cell, few, monkeypatch):
+    monkeypatch.setattr(atlas_module, "FEW", few)  # the finer levels by kernels as well
+    monkeypatch.setattr(pools_module, "STEP_DEVICE", 1000 * 3000)  # three steps, the last of them ragged
     A, exact = matrix()[0, 1], matrix(torch.float64)[0, 1]
     atlas = Atlas(A.to("cuda"))
+    atlas.levels = [1, 4, 16, 32, 64]
     while atlas.step():
         pass
-    assert atlas.exact and atlas.A.plan.engine == "triton"
+    assert atlas.exact and atlas.A.plan.engine == "triton" and len(atlas.weights.order) > 2
+    assert all(x.is_cuda for x in (*atlas.weights.cells, atlas.weights.lse))
     for row, col in ((0, 0), (len(range(0, 3000, 256 * cell)) - 1, 0)):
         tile = atlas.tile(cell, row, col)
         span = slice(row * 256 * cell, min((row + 1) * 256 * cell, 3000)), slice(0, min(256 * cell, 3000))
         plain, right = (each.to(x)[span] for each, x in ((A, torch.float32), (exact, torch.float64)))
         within_budget(tile.mean.nan_to_num(), pooled(plain, span, cell).float(), pooled(right, span, cell))
+
+
+def test_a_first_picture_compiles_nothing(monkeypatch):
+    monkeypatch.setattr(cells_module, "_known", set())
+    begun, run = [], launch.run
+    monkeypatch.setattr(
+        "regard.engines.triton.summaries.run", lambda kernel, *a, **b: (begun.append(kernel), run(kernel, *a, **b))
+    )
+    atlas = Atlas(matrix(length=20_000)[0, 1].to("cuda"))
+    top = atlas.levels[-1]
+    first, fine = atlas.tile(top, 0, 0), atlas.tile(1, 40, 3)
+    assert not begun and not first.exact and fine.exact
+    while atlas.step():
+        pass
+    exact = atlas.tile(top, 0, 0)
+    assert begun and exact.exact
+    plain, right = (matrix(x, length=20_000)[0, 1, 10240:10496, 768:1024] for x in (torch.float32, torch.float64))
+    within_budget(fine.mean, plain, right)
+    near = (first.mean[1:-1, 0] / exact.mean[1:-1, 0]).log().abs()  # sixteen rows of some hundred
+    assert near.median() < 0.5
 
 
 def pooled(x: torch.Tensor, span: tuple[slice, slice], cell: int) -> torch.Tensor:

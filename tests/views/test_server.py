@@ -14,7 +14,7 @@ import pytest
 import torch
 from asking import K_LEN, MAP, Q_LEN, Asked, like, masked, matrix, twos, until
 from safetensors.torch import save
-from support import all_within_budget
+from support import all_within_budget, within_budget
 from torch import Tensor
 
 import regard as rg
@@ -302,3 +302,22 @@ def test_files_that_are_no_attention_are_refused_in_a_sentence(asked, body, says
     assert told["state"] == "failed" and told["error"] and says in told["error"]
     assert "/tmp" not in told["error"] and str(asked.server.explorer.sources.folder) not in told["error"]
     assert asked.http.get(f"/api/map/{number}/0/0").status_code == 400
+
+
+def test_an_encoder_decoder_is_offered_whole_and_what_its_decoder_reads_of_the_text_too():
+    torch.manual_seed(0)
+    encoder = rg.nn.Encoder(30, 16, 1, 2, position="t5")
+    model = rg.nn.EncoderDecoder(encoder, rg.nn.Decoder(30, 16, 1, 2, position="t5", memory_dim=16)).eval()
+    with rg.record(model) as trace, torch.no_grad():
+        model(torch.randint(30, (1, 21)), torch.randint(30, (1, 13)))
+    with Server(trace) as server:
+        asked = Asked(server)
+        looks = asked.json("/api/source/1")["looks"]
+        told = [(look["stack"], look["kind"], look["q_len"], look["k_len"]) for look in looks]
+        assert told == [("encoder", "self", 21, 21), ("decoder", "self", 13, 13), ("decoder", "cross", 13, 21)]
+        for number, (stack, kind, *_) in enumerate(told):
+            mean, _, _ = asked.tile(f"/api/tile/1/{number}/1?cell=1&row=0&col=0")
+            A = trace.only(stack=stack).only(kind=kind)[0, 1]
+            within_budget(mean.nan_to_num(), A.dense(), A.to(torch.float64).dense())
+        overview = asked.json("/api/overview/1")
+        assert len(overview["heads"]) == 6

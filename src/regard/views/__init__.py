@@ -7,7 +7,7 @@
 | figure, fonts | as a picture, with fonts that have the glyphs |
 | page | as a page without scripts |
 | words | what is said, in English and 中文 |
-| pools, atlas | one head as a map: cells filled row by row, cut into tiles |
+| order, cells, pools, sums, atlas | one head as a map: cells filled row by row, cut into tiles |
 | server | the explorer, with its page in web |
 | bundle | the explorer's scripts put together |
 | standalone | a trace as one file that opens from disk |

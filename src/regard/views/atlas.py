@@ -18,11 +18,16 @@ import torch
 from torch import Tensor
 
 from ..matrix import AttentionMatrix
-from ..summaries import Heatmap
-from .pools import GRAIN, Cancelled, Cells, Peaks, Pools, Rows, Sums, nearest
+from ..summaries import Heatmap, Summary
+from .cells import Cells, is_known, kind_of, learn, plainly
+from .order import nearest
+from .pools import GRAIN, Cancelled, Pools, Rows, on_device
+from .sums import Peaks, Sums
 
 #: cells of a tile, a side; cells of the base, a side, at the most
 TILE, MOST = 256, 4096
+#: pairs that a device looks at by plain operations about as soon as by kernels
+FEW = 1 << 26
 KINDS = ("weights", "logits")
 
 
@@ -53,10 +58,11 @@ class Atlas:
             self.levels.append(2 * self.levels[-1])
         self._given = A.remembered  # recorded with A, or found by a product before
         self._pools = {"weights": Pools(A, self.base)}
-        self.sums = Sums(A, self._lse_of)
+        self._sums, self._summing = Sums(A, self._lse_of), not on_device(A)
         self._peaks: Pools | Peaks | None = self.weights if self.weights.tops else None
         self._merged: dict[tuple[str, int], Cells] = {}
-        self._edge: dict[str, tuple[Cells, Tensor]] = {}  # and which units of rows are in it
+        self.away = on_device(A)
+        self._prepared = not self.away
         self._lock = threading.Lock()
 
     @property
@@ -92,16 +98,61 @@ class Atlas:
 
     def _passes(self) -> list[Rows]:
         own = [] if self._peaks is None or self._peaks is self.weights else [self._peaks]
-        return [*self._pools.values(), *own, self.sums]
+        return [*self._pools.values(), *own, *([self._sums] if self._summing else [])]
+
+    @property
+    def sums(self) -> Sums:
+        """Mass received and mass per displacement. On a device they are begun when they are first asked for."""
+        self._summing = True
+        return self._sums
 
     def step(self) -> bool:
         """One step of the passes that were begun; False when nothing is left to claim."""
-        return any(each.step() for each in self._passes())
+        first, *others = self._passes()
+        if first.step():
+            return True
+        if self.away and not first.exact:  # the last steps are another thread's, and come before all else
+            with first.changed:
+                first.changed.wait(0.05)
+            return True
+        return self.prepare() or any(each.step() for each in others)
+
+    @property
+    def alone(self) -> bool:
+        """Its steps take one thread and leave the others to who waits.
+
+        So it is on a device while there are kernels to compile, and when the map is there.
+        """
+        return self.away and (not self._prepared or self.exact)
+
+    @property
+    def prepared(self) -> bool:
+        """Nothing is compiled any more for the map and its tiles."""
+        return self._prepared
+
+    def prepare(self) -> bool:
+        """Have one kernel compiled that the map will need, the most urgent; False if all are."""
+        self._prepared = self._prepared or not (self.weights.prepare() or self._prepare_tiles())
+        return not self._prepared
+
+    def _prepare_tiles(self) -> bool:
+        """For the first column without the first key, and for finer levels; False if all are."""
+        edge = slice(0, self.q_len), slice(1, min(self.base, self.k_len))
+        sides = [cell * TILE for cell in reversed(self.levels) if cell < self.base]
+        for rows, cols, cell in [(*edge, self.base), *((slice(0, n), slice(0, n), n // TILE) for n in sides)]:
+            count, wide, asked = rows.stop - rows.start, cols.stop - cols.start, Heatmap(cell=cell)
+            kind = kind_of(self.A, count, wide, asked)
+            there = rows.stop <= self.q_len and cols.stop <= self.k_len
+            if there and count * wide > FEW and not is_known(kind):
+                self.A.window(rows, cols, asked, lse=torch.zeros(count, device=self.A.device))
+                learn(kind)
+                return True
+        return False
 
     def bytes(self) -> int:
         """What is stored of it."""
         stored = [pools.cells for pools in self._pools.values()] + list(self._merged.values())
-        beside = [self.weights.lse, self.weights.entropy, self.sums.received]
+        beside = [self.weights.lse, self.weights.lse, self._sums.received]  # entropy is as long
         beside += [] if self._peaks is None else [self._peaks.peaks]
         return sum(cells.bytes() for cells in stored) + sum(x.numel() * x.element_size() for x in beside)
 
@@ -122,6 +173,12 @@ class Atlas:
     def lse(self) -> Tensor:
         """The log-sum-exp of every query, [q_len]: as it was given with A, or of the rows that are done (-inf else)."""
         return self.weights.lse if self._given is None else self._given
+
+    def entropy(self) -> tuple[Tensor, Tensor]:
+        """The entropy of each query, and for which queries it is known: [q_len] both."""
+        if self.sums.entropy is not None:
+            return self.sums.entropy, self.sums.done_rows()
+        return self.weights.entropy, self.weights.done_rows()
 
     def column(self, j: int) -> tuple[Tensor, Tensor]:
         """The weight of each query on key j, and for which queries it is known: [q_len] both."""
@@ -169,7 +226,7 @@ class Atlas:
                     pools.prefer(queries)
             exact = pools.known(queries)
             found = self._coarse(what, cell, rows, cols, first, exact)
-        return Tile(*found.shown(), exact, cell, rows.start, cols.start)
+        return Tile(*found.here().shown(), exact, cell, rows.start, cols.start)
 
     def first_column(self, tile: Tile, what: str, stop: Callable[[], bool] = lambda: False) -> tuple[Tensor, Tensor]:
         """Mean and maximum of a tile's first column of cells without the first key: [rows] each."""
@@ -178,7 +235,7 @@ class Atlas:
             found = self._fine(what, tile.cell, rows, slice(0, 1), False, stop)
         else:
             found = self._coarse(what, tile.cell, rows, slice(0, 1), False, tile.exact)
-        mean, peak = found.shown()
+        mean, peak = found.here().shown()
         return mean[:, 0], peak[:, 0]
 
     def _fine(
@@ -207,9 +264,13 @@ class Atlas:
 
     def _computed(self, what: str, cell: int, queries: slice, keys: slice) -> Cells:
         # logits need no log-sum-exp
-        lse = self.lse[queries] if what == "weights" else torch.zeros(queries.stop - queries.start)
-        (found,) = self.A.window(queries, keys, Heatmap(cell=cell, of=what), lse=lse.to(self.A.device))
-        return Cells(*(x.float().cpu() for x in found[:3]))
+        count, wide = queries.stop - queries.start, keys.stop - keys.start
+        lse = self.lse[queries] if what == "weights" else torch.zeros(count)
+        asked: Summary = Heatmap(cell=cell, of=what)
+        if self.away and (count * wide <= FEW or not is_known(kind_of(self.A, count, wide, asked))):
+            asked = plainly(asked)
+        (found,) = self.A.window(queries, keys, asked, lse=lse.to(self.A.device))
+        return Cells(*(x.float() for x in found[:3])).here()
 
     def _coarse(self, what: str, cell: int, rows: slice, cols: slice, first: bool, exact: bool) -> Cells:
         pools, times = self.pools(what), cell // self.base
@@ -249,20 +310,20 @@ class Atlas:
     def _without_first(self, what: str) -> Cells:
         """The first column of the base without the first key, of the rows that are done: [rows of the base, 1] each."""
         pools, last = self.pools(what), min(self.base, self.k_len)
-        shape = pools.cells.sum.shape[0], 1
         with self._lock:
-            least = 0.0 if what == "weights" else -torch.inf
-            empty = Cells(torch.zeros(shape), torch.zeros(shape), torch.full(shape, least))
-            found, taken = self._edge.setdefault(what, (empty, torch.zeros(pools.units, dtype=torch.bool)))
-            for run in pools.runs(~taken) if last > 1 else []:
+            for run in pools.runs(~pools.edged) if last > 1 else []:
                 rows = slice(run.start * pools.grain, min(run.stop * pools.grain, self.q_len))
                 fresh = self._computed(what, self.base, rows, slice(1, last))
                 at = slice(rows.start // self.base, rows.start // self.base + len(fresh.sum))
-                found.sum[at] += fresh.sum
-                found.count[at] += fresh.count
-                found.max[at] = torch.maximum(found.max[at], fresh.max)
-                taken[run.start : run.stop] = True
-            return found
+                if pools.per == 1:  # whole cells, in place of a sample of them
+                    for kept, x in zip(pools.edge, fresh, strict=True):
+                        kept[at] = x.to(kept.device)
+                else:
+                    pools.edge.sum[at] += fresh.sum
+                    pools.edge.count[at] += fresh.count
+                    pools.edge.max[at] = torch.maximum(pools.edge.max[at], fresh.max)
+                pools.edged[run.start : run.stop] = True
+            return pools.edge
 
 
 def _column(x: Tensor, times: int, maximum: bool) -> Tensor:

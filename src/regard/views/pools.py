@@ -6,28 +6,38 @@ between them, and whatever somebody waits for before either. So at any moment th
 that are done, and when the last row is done, they are exact.
 
 Several threads may work on one Pools: rows are claimed, so that none is computed twice.
+
+On a device (a GPU) the cells stay there, and a step is tens of thousands of rows, whole cells of them: few launches, no
+copies. Its kernels are compiled before its first step (`prepare`); until then a sample of some rows in each part of A
+is made by plain operations (`preview`), and is overwritten by the cells themselves.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..matrix import AttentionMatrix
-from ..summaries import Entropy, Heatmap, LogSumExp, Profile, Received, Summary, Top, TopK
+from ..summaries import Entropy, Heatmap, LogSumExp, Summary, Top, TopK
+from .cells import Cells, Sample, Sampled, is_known, kind_of, learn, plainly
+from .order import THIN, bit_reversed, order_of
 
 #: rows that are claimed together at the least
 GRAIN = 32
-#: pairs that one step looks at, about: a tenth of a second of one CPU core, or of a GPU
-STEP, STEP_DEVICE = 1 << 25, 1 << 34
+#: pairs that one step looks at, about: a tenth of a second of one CPU core, or less of a GPU
+STEP, STEP_DEVICE = 1 << 25, 1 << 36
+#: rows that one multiprocessor of a GPU looks at at a time: four blocks of 64
+WAVE = 256
 #: how many times longer a pair takes where it is not taken in by one compiled pass
 SLOWER = 8
-#: thin strips of the sample, and how many of them make a first picture
-THIN, FIRST = 256, 48
+#: strips of the sample that make a first picture
+FIRST = 48
+#: rows of a cell that a preview looks at, and rows that are taken in by plain operations while kernels are not there
+SOME, PLAIN = 16, 2048
 #: spans of rows that are remembered as looked at
 PREFERRED = 8
 
@@ -38,39 +48,14 @@ class Cancelled(Exception):
     """Nobody waits for it any more."""
 
 
-class Cells(NamedTuple):
-    """Sums, visible pairs and maxima of some cells, [.., rows, columns] each."""
+def on_device(A: AttentionMatrix) -> bool:
+    """It is computed elsewhere than on the CPU: by few large steps, whose results stay there."""
+    return A.device.type != "cpu"
 
-    sum: Tensor
-    count: Tensor  # type: ignore[assignment]
-    max: Tensor
 
-    def merged(self, times: int) -> Cells:
-        """Cells of `times` x `times` of these."""
-        if times == 1:
-            return self
-        rows, cols = self.sum.shape[-2:]
-        more = (0, -cols % times, 0, -rows % times)
-
-        def grouped(x: Tensor, fill: float) -> Tensor:
-            x = torch.nn.functional.pad(x, more, value=fill) if any(more) else x
-            return x.unflatten(-1, (-1, times)).unflatten(-3, (-1, times))
-
-        # along rows first: the memory is read in order
-        total, count = (grouped(x, 0.0).sum(-1).sum(-2) for x in (self.sum, self.count))
-        return Cells(total, count, grouped(self.max, -torch.inf).amax(-1).amax(-2))
-
-    def part(self, rows: slice, cols: slice) -> Cells:
-        return Cells(*(x[..., rows, cols] for x in self))
-
-    def shown(self) -> tuple[Tensor, Tensor]:
-        """Mean and maximum of the visible pairs; NaN where there is none."""
-        none = self.count == 0
-        mean = (self.sum / self.count.clamp(min=1)).masked_fill(none, torch.nan)
-        return mean.float(), self.max.masked_fill(none, torch.nan).float()
-
-    def bytes(self) -> int:
-        return sum(x.numel() * x.element_size() for x in self)
+def processors(A: AttentionMatrix) -> int:
+    """Of the GPU that A is on; 0 elsewhere."""
+    return torch.cuda.get_device_properties(A.device).multi_processor_count if A.device.type == "cuda" else 0
 
 
 class Rows:
@@ -78,21 +63,28 @@ class Rows:
 
     #: there are kernels for what is taken in: on a device, many rows at a time
     fused = True
+    #: how many passes over its pairs a step is: on a device, others wait for it
+    passes = 1
 
     def __init__(self, A: AttentionMatrix, per: int = 1):
         self.A, self.per = A, per  # units of rows that belong together
         *lead, self.q_len, self.k_len = A.shape
         self.lead, self.grain = tuple(lead), GRAIN
         self.changed = threading.Condition()
+        self.fused = self.fused and (A.plan.fused or not on_device(A))
         self._begin()
 
     def _begin(self) -> None:
         self.units = -(-self.q_len // self.grain)
         self.state = torch.zeros(self.units, dtype=torch.uint8)
         heads = self.lead[0] if self.lead else 1
-        few = not self.fused or self.A.device.type == "cpu"
-        pairs = (STEP // SLOWER if not self.fused else STEP if few else STEP_DEVICE) // max(1, heads * self.k_len)
-        self.step_units = max(1, min(self.units, pairs // self.grain))
+        few = not self.fused or not on_device(self.A)
+        pairs = STEP // SLOWER if not self.fused else STEP if few else STEP_DEVICE // self.passes
+        wanted = pairs // max(1, heads * self.k_len) // self.grain
+        if not few:  # as many rows as keep every multiprocessor busy to the end
+            wave = processors(self.A) * WAVE // self.grain
+            wanted -= wanted % wave if 0 < wave < wanted else 0
+        self.step_units = max(1, min(self.units, wanted))
         self.order = order_of(self.units, self.step_units, THIN if few else 0)
         self.at = self.done = 0
         self._preferred: list[range] = []
@@ -100,6 +92,13 @@ class Rows:
     def take(self, rows: slice) -> None:
         """Compute and keep what some rows give."""
         raise NotImplementedError
+
+    def lengths(self) -> list[int]:
+        """How many rows its steps have, where kernels are compiled for them."""
+        if not self.fused or not on_device(self.A):
+            return []
+        ends = ((run.start * self.grain, min(run.stop * self.grain, self.q_len)) for run in self.order)
+        return sorted({last - first for first, last in ends}, reverse=True)
 
     @property
     def progress(self) -> float:
@@ -229,142 +228,147 @@ class Pools(Rows):
     """The cells of A, of `size` x `size` pairs, of "weights" or "logits".
 
     beside   also keep what each row gives beside its cells: lse, entropy, and peaks (its largest weight, with the first
-             key and without; on a device these are a pass of their own, for they take as long as all the rest)
+             key and without). On a device only lse: the others are in passes of their own, for they take as long
     """
 
     def __init__(self, A: AttentionMatrix, size: int, *, of: str = "weights", beside: bool = True):
+        self.away = on_device(A)
+        self.fused = of == "weights" or not self.away  # logits have no kernel there
         super().__init__(A)
         self.size, self.of, self.beside = size, of, beside and of == "weights"
-        if size % GRAIN:
+        if size % GRAIN or self.away:
             self.grain = size
             self._begin()
         self.per = size // self.grain
-        shape = *self.lead, -(-self.q_len // size), -(-self.k_len // size)
-        largest = torch.zeros(shape) if of == "weights" else torch.full(shape, -torch.inf)
-        self.cells = Cells(torch.zeros(shape), torch.zeros(shape), largest)  # zeros take no memory until written
+        rows = -(-self.q_len // size)
+        self.cells = Cells.empty((*self.lead, rows, -(-self.k_len // size)), of, A.device)
+        self.edge = Cells.empty((*self.lead, rows, 1), of, A.device)  # the first column, without the first key
+        self.edged = torch.zeros(self.units, dtype=torch.bool)  # whose rows are in it
+        self.previewed = torch.zeros(rows, dtype=torch.bool)  # of which there is a sample
+        self._previewing = threading.Lock()
         self.largest, self.smallest = 0.0, float("inf")  # the largest of all, and the smallest positive mean of a cell
-        self.tops = self.beside and A.device.type == "cpu"
+        self.tops = self.beside and not self.away
         if self.beside:
-            self.lse = torch.full((*self.lead, self.q_len), -torch.inf)
-            self.entropy = torch.zeros(*self.lead, self.q_len)
+            self.lse = torch.full((*self.lead, self.q_len), -torch.inf, device=A.device)
         if self.tops:
+            self.entropy = torch.zeros(*self.lead, self.q_len)
             self.peaks = torch.zeros(2, *self.lead, self.q_len)
 
     def begun(self) -> Tensor:
-        """Which rows of cells have something done: booleans."""
-        rows = self.cells.sum.shape[-2]
+        """Which rows of cells have something to show: booleans."""
+        rows = len(self.previewed)
         with self.changed:
             done = torch.nn.functional.pad(self.state == DONE, (0, rows * self.per - self.units))
-        return done.view(rows, self.per).any(-1)
+            return done.view(rows, self.per).any(-1) | self.previewed
+
+    # Before the kernels are there
+
+    @property
+    def ready(self) -> bool:
+        """Its steps compile nothing."""
+        return all(is_known(self._kind(rows)) for rows in self.lengths())
+
+    def _kind(self, rows: int) -> tuple | None:
+        return kind_of(self.A, rows, self.k_len, *self._asked())
+
+    def prepare(self) -> bool:
+        """Have the kernels of one kind of step compiled, by one that is thrown away; False if all are."""
+        for rows in self.lengths():
+            kind = self._kind(rows)
+            if not is_known(kind):
+                self.A.window(slice(0, rows), slice(None), *self._asked())
+                learn(kind)
+                return True
+        return False
+
+    def preview(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """A few rows of cells spread over all, by plain operations: something to show while kernels are compiled."""
+        with self._previewing:
+            rows = len(self.previewed)
+            count = min(FIRST, rows)
+            at = [n * rows // count for n in range(count)]
+            told = []
+            for n in (at[m] for m in bit_reversed(count)):
+                if self.previewed[n] or self.state[n] == DONE:
+                    continue
+                if stop():
+                    raise Cancelled
+                first, last = n * self.size, min((n + 1) * self.size, self.q_len)
+                first = max(first, (first + last - SOME) // 2)
+                (found,) = self.A.window(
+                    slice(first, min(first + SOME, last)), slice(None), Sampled(cell=self.size, of=self.of)
+                )
+                told.append(self._show(n, found))
+            if told:
+                self._widen(torch.stack(told))
+
+    def _show(self, n: int, found: Sample) -> Tensor:
+        """Put a sample into a row of cells, unless it is there itself by now; its range."""
+        fresh, first = Cells(*found[:3]), Cells(*found[3:])
+        at = (..., slice(n, n + 1), slice(None))
+        with self.changed:
+            if self.state[n] != DONE:
+                for kept, x in zip((*self.cells, *self.edge), (*fresh, *first), strict=True):
+                    kept[at] = x.to(kept.dtype)
+                self.previewed[n] = True
+        return fresh.range().float()
+
+    # Rows
+
+    def step(self) -> bool:
+        if not self.ready:
+            self.preview()
+            while self.prepare():
+                pass
+        return super().step()
+
+    def sample(self, stop: Callable[[], bool] = lambda: False) -> None:
+        if self.away and not self.done and (self.previewed.any() or not self.fused or not self.ready):
+            self.preview(stop)
+        else:
+            super().sample(stop)
+
+    def _asked(self) -> list[Summary]:
+        asked: list[Summary] = [Heatmap(cell=self.size, of=self.of)]
+        asked += [LogSumExp()] if self.beside else []
+        return asked + ([Entropy(), TopK(2)] if self.tops else [])
 
     def take(self, rows: slice) -> None:
-        asked: list[Summary] = [Heatmap(cell=self.size, of=self.of)]
-        asked += [LogSumExp(), Entropy()] if self.beside else []
-        asked += [TopK(2)] if self.tops else []
+        asked, count = self._asked(), rows.stop - rows.start
+        if count <= (self.size if self.ready else PLAIN) and not is_known(self._kind(count)):
+            asked = [plainly(each) for each in asked]
         found = self.A.window(rows, slice(None), *asked)
         self._deposit(rows, found)
 
     def _deposit(self, rows: slice, found: Sequence[Any]) -> None:
         top = rows.start // self.size
-        fresh = Cells(*(x.float().cpu() for x in found[0][:3]))
+        fresh = Cells(*(x.float() for x in found[0][:3]))
         at = (..., slice(top, top + fresh.sum.shape[-2]), slice(None))
-        positive = fresh.sum / fresh.count.clamp(min=1)
-        positive = positive[positive > 0]
-        finite = fresh.max[torch.isfinite(fresh.max)]
+        told = fresh.range()
         with self.changed:
-            self.cells.sum[at] += fresh.sum
-            self.cells.count[at] += fresh.count
-            self.cells.max[at] = torch.maximum(self.cells.max[at], fresh.max)
-            self.largest = max(self.largest, float(finite.max()) if len(finite) else 0.0)
-            self.smallest = min(self.smallest, float(positive.min()) if len(positive) else float("inf"))
+            if self.per == 1:  # whole cells, in place of a sample of them
+                for kept, x in zip(self.cells, fresh, strict=True):
+                    kept[at] = x
+            else:
+                self.cells.sum[at] += fresh.sum
+                self.cells.count[at] += fresh.count
+                self.cells.max[at] = torch.maximum(self.cells.max[at], fresh.max)
             if self.beside:
-                self.lse[..., rows], self.entropy[..., rows] = found[1].float().cpu(), found[2].float().cpu()
+                self.lse[..., rows] = found[1].float()
             if self.tops:
+                self.entropy[..., rows] = found[2].float()
                 self.peaks[..., rows] = two_peaks(found[3])
+        self._widen(told)
+
+    def _widen(self, told: Tensor) -> None:
+        """Take in ranges of some cells. What a device was asked for is there after it."""
+        pairs = told.view(-1, 2).tolist()
+        with self.changed:
+            self.largest = max(self.largest, *(high for high, _ in pairs))
+            self.smallest = min(self.smallest, *(low for _, low in pairs))
 
 
 def two_peaks(strongest: Top) -> Tensor:
     """The largest weight of some rows, with the first key and without, from their two strongest keys: [2, .., rows]."""
     largest, second = strongest.weights.float().cpu().unbind(-1)
     return torch.stack([largest, torch.where(strongest.indices[..., 0].cpu() == 0, second, largest)])
-
-
-class Peaks(Rows):
-    """The largest weight of each row, with the first key and without: [2, .., q_len]. Begun when first asked for."""
-
-    def __init__(self, A: AttentionMatrix):
-        super().__init__(A)
-        self.peaks = torch.zeros(2, *self.lead, self.q_len)
-
-    def take(self, rows: slice) -> None:
-        (strongest,) = self.A.window(rows, slice(None), TopK(2))
-        found = two_peaks(strongest)
-        with self.changed:
-            self.peaks[..., rows] = found
-
-
-class Sums(Rows):
-    """What adds up over rows: mass received by each key, and mass per displacement (none between points).
-
-    These need the rows' log-sum-exp before they can be added, so they are a pass of their own after the cells'.
-    """
-
-    def __init__(self, A: AttentionMatrix, lse: Callable[[slice], Tensor | None]):
-        super().__init__(A)
-        self.lse, self.kind = lse, A.plan.form.q_geometry[0]
-        self.received = torch.zeros(*self.lead, self.k_len, dtype=torch.float64)
-        self.profile: Tensor | None = None  # as many axes as the geometry has
-
-    def take(self, rows: slice) -> None:
-        asked: list[Summary] = [Received(), *([] if self.kind == "points" else [Profile()])]
-        lse = self.lse(rows)
-        received, *profiles = self.A.window(rows, slice(None), *asked, lse=lse)
-        with self.changed:
-            self.received += received.cpu()
-            for profile in (x.double().cpu() for x in profiles):
-                if self.kind == "line":  # these rows meet the displacements from theirs on
-                    if self.profile is None:
-                        shape = *profile.shape[:-1], self.q_len + self.k_len - 1
-                        self.profile = torch.zeros(shape, dtype=torch.float64)
-                    self.profile[..., rows.start : rows.start + profile.shape[-1]] += profile
-                else:
-                    self.profile = profile if self.profile is None else self.profile + profile
-
-
-def nearest(there: Tensor) -> Tensor:
-    """For each of some places, the nearest at which `there` is true; itself where none is."""
-    places, wanted = there.nonzero().flatten(), torch.arange(len(there))
-    if not len(places):
-        return wanted
-    after = torch.searchsorted(places, wanted).clamp(max=len(places) - 1)
-    before = (after - 1).clamp(min=0)
-    nearer = (wanted - places[before]).abs() < (places[after] - wanted).abs()
-    return torch.where(nearer, places[before], places[after])
-
-
-def order_of(units: int, step: int, thin: int = THIN) -> list[range]:
-    """Thin units spread over all, then the gaps between them, both in bit-reversed order.
-
-    Without thin ones, steps: a device that computes thousands of rows at once gains nothing from few.
-    """
-    if units <= step:
-        return [range(units)] if units else []
-    if not thin:
-        steps = [range(first, min(first + step, units)) for first in range(0, units, step)]
-        return [steps[n] for n in bit_reversed(len(steps))]
-    count = min(units, thin)
-    at = [n * units // count for n in range(count)]
-    order = [range(at[n], at[n] + 1) for n in bit_reversed(count)]
-    gaps: list[range] = []
-    for first, last in zip(at, [*at[1:], units], strict=True):
-        gaps += [range(n, min(n + step, last)) for n in range(first + 1, last, step)]
-    return order + [gaps[n] for n in bit_reversed(len(gaps))]
-
-
-def bit_reversed(count: int) -> Iterator[int]:
-    """0 .. count - 1, each as far from those before it as halving goes."""
-    bits = max(count - 1, 0).bit_length()
-    for n in range(1 << bits):
-        turned = int(f"{n:0{bits}b}"[::-1], 2) if bits else 0
-        if turned < count:
-            yield turned

@@ -18,8 +18,9 @@ from .pieces import logits_of, meets, scatter
 from .places import indices, pair_index, see
 from .skews import diagonal_sums
 
-#: numbers in a strip
-STRIP = 1 << 21
+#: numbers in a strip, as many as stay in a CPU's cache; and how many times as many on a GPU, where each operation on
+#: fewer takes as long
+STRIP, WIDER = 1 << 21, 8
 #: rows in a strip at the least, however long they are
 MIN_ROWS = 16
 
@@ -106,15 +107,20 @@ def wide_type(problem: Problem) -> torch.dtype:
     return wide(problem.q.dtype)
 
 
+def numbers(problem: Problem) -> int:
+    """How many a strip has."""
+    return STRIP * WIDER if problem.q.is_cuda else STRIP
+
+
 def parts_of(problem: Problem, per_head: int | None = None) -> Iterator[tuple[slice, slice]]:
     """Batch rows and heads that together fill a strip; one head at a time when a head is larger than that.
 
     A head counts as its pairs, unless something else is said.
     """
     batch, heads, q_len, k_len = problem.sizes
-    per_head = max(q_len * k_len if per_head is None else per_head, 1)
-    h_step = max(1, min(heads, STRIP // per_head))
-    b_step = max(1, min(batch, STRIP // (per_head * heads))) if h_step == heads else 1
+    per_head, strip = max(q_len * k_len if per_head is None else per_head, 1), numbers(problem)
+    h_step = max(1, min(heads, strip // per_head))
+    b_step = max(1, min(batch, strip // (per_head * heads))) if h_step == heads else 1
     for b in range(0, batch, b_step):
         for h in range(0, heads, h_step):
             yield slice(b, min(b + b_step, batch)), slice(h, min(h + h_step, heads))
@@ -129,7 +135,7 @@ def each_block(problem: Problem) -> Iterator[Block]:
 def each_strip(problem: Problem) -> Iterator[tuple[slice, slice]]:
     """Rows that fill a strip, with the columns any of them can see."""
     _, _, q_len, k_len = problem.sizes
-    step = max(MIN_ROWS, STRIP // max(k_len * problem.q.shape[0] * problem.q.shape[1], 1))
+    step = max(MIN_ROWS, numbers(problem) // max(k_len * problem.q.shape[0] * problem.q.shape[1], 1))
     line = line_of(problem.form)
     step = max(line, step // line * line)
     for first in range(0, q_len, step):

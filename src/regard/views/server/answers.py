@@ -15,7 +15,8 @@ from ...masks import keys, offset
 from ...matrix import AttentionMatrix
 from ...summaries import Entropy, Share, TopK
 from ..atlas import Atlas
-from ..pools import Cancelled, nearest
+from ..order import nearest
+from ..pools import Cancelled
 from .doing import Met
 from .sources import Seen
 from .work import Stop
@@ -123,7 +124,7 @@ def profile(atlas: Atlas, shares: dict[str, float | None]) -> dict[str, Any]:
         progress, exact = sums.progress, sums.exact
         most = max(progress, 1e-9)  # a sample stands for all rows
         mass, received = None if sums.profile is None else sums.profile / most, sums.received / most
-    entropy, done = atlas.weights.entropy, atlas.weights.done_rows()
+    entropy, done = atlas.entropy()
     if not bool(done.all()):
         entropy = entropy[nearest(done)]
     grid, line, size = None, None, None

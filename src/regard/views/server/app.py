@@ -106,7 +106,8 @@ class Explorer:
     async def source(self, request: Request) -> Response:
         source = self.sources[request.path_params["source"]]
         told = await run_in_threadpool(source.told)
-        return answer({**told, "labels": await run_in_threadpool(source.labels)})
+        prepared = self.maps.prepared(source.id)
+        return answer({**told, "prepared": prepared, "labels": await run_in_threadpool(source.labels)})
 
     async def record(self, request: Request) -> Response:
         given = await _json(request, BODY)
@@ -149,7 +150,12 @@ class Explorer:
 
     def _make(self, source: sources.Source, how: Callable[[], Any]) -> None:
         """Fill a source by way of the queue; its client asks for it until it is ready."""
-        self.work.join(("make", source.id), lambda stop: self.sources.make(source, how))
+
+        def make(stop: Stop) -> None:
+            self.sources.make(source, how)
+            self.maps.begin(source.id)
+
+        self.work.join(("make", source.id), make)
 
     async def labels(self, request: Request) -> Response:
         seen = self.maps.seen(request.path_params["source"], request.path_params["look"])

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from ..atlas import Atlas
-from ..pools import GRAIN, Cancelled, Cells, Pools, nearest
+from ..cells import Cells
+from ..order import nearest
+from ..pools import GRAIN, Cancelled, Pools
 from . import answers
 from .doing import Doing
 from .sources import Seen, Source, Sources
@@ -35,6 +37,19 @@ class Maps:
         self._lock = threading.Lock()
         self._overviews: dict[str, Overview] = {}
         self._shares: dict[Hashable, dict[str, float | None]] = {}
+        self._openings: dict[str, Opening] = {}
+
+    def begin(self, number: str) -> None:
+        """A source is there: if a device computes it, have it ready before it is asked for."""
+        source = self.sources[number]
+        if elsewhere(self.sources.device) and source.seen:
+            self._openings[number] = Opening(self, number)
+            self.work.follow(self._openings[number])
+
+    def prepared(self, number: str) -> bool:
+        """Whether nothing is moved or compiled any more when the first map of a source is asked for."""
+        opening = self._openings.get(number)
+        return opening is None or opening.failed or (opening.atlas is not None and opening.atlas.prepared)
 
     def seen(self, number: str, look: int) -> Seen:
         source = self.sources[number]
@@ -46,6 +61,13 @@ class Maps:
 
     def open(self, number: str, look: int, head: int) -> Atlas:
         """The map of a head; its exact pass begins when it is first asked for."""
+        atlas = self.atlas(number, look, head)
+        if not atlas.finished:
+            self.work.follow(atlas)
+        return atlas
+
+    def atlas(self, number: str, look: int, head: int) -> Atlas:
+        """The map of a head, as far as it is."""
         key = (number, look, head)
         seen = self.seen(number, look)
         if head not in seen.look.heads:
@@ -60,8 +82,6 @@ class Maps:
                 _, old = self._open.popitem(last=False)
                 total -= old.bytes()
                 self.work.unfollow(old)
-        if not atlas.finished:
-            self.work.follow(atlas)
         return atlas
 
     def listed(self) -> list[tuple[tuple[str, int, int], Atlas]]:
@@ -105,11 +125,35 @@ class Maps:
         return told
 
 
+class Opening:
+    """What is done when a source is opened on a device: q and k are moved there, and kernels are compiled or loaded.
+
+    They are those of its first map, of which there is a sample before: compiling keeps Python busy, and who asks for
+    the map meanwhile would wait for it at every operation. No more of it is computed before somebody asks.
+    """
+
+    def __init__(self, maps: Maps, number: str):
+        self.maps, self.number, self.alone, self.failed = maps, number, True, False
+        self.atlas: Atlas | None = None
+
+    def step(self) -> bool:
+        try:
+            if self.atlas is None:
+                self.atlas = self.maps.atlas(self.number, 0, self.maps.seen(self.number, 0).look.heads[0])
+            if not self.atlas.weights.ready:
+                self.atlas.weights.preview()
+            return self.atlas.prepare()
+        except BaseException:
+            self.failed = True
+            raise
+
+
 class Overview:
     """Small pictures of all heads of a source. `opened` gives the map of a head if it is open: it has them as well."""
 
     def __init__(self, source: Source, opened: Callable[[int, int], Atlas | None]):
         self.seen, self.opened = source.seen, opened
+        self.alone = any(elsewhere(seen.device) for seen in self.seen)
         self.pools = [
             Pools(seen.matrix(), cell_of(seen.look.q_len, seen.look.k_len), beside=False) for seen in self.seen
         ]
@@ -125,6 +169,11 @@ class Overview:
         left for later: it is done behind the open map.
         """
         left = [pools for n, pools in enumerate(self.pools) if not all(self._maps(n))]
+        for pools in left:  # on a device whose kernels are not there, a sample is something
+            if not pools.ready and not pools.previewed.any():
+                pools.preview()
+                return True
+        left = [pools for pools in left if pools.ready or not waiting]
         if any(pools.step() for pools in left if not pools.done):
             return True
         with self._lock:
@@ -191,7 +240,7 @@ class Overview:
             for at, head in enumerate(seen.look.heads):
                 numbers = None if rows is None else rows[at]
                 cells, progress = self._cells(n, at)
-                mean, peak = cells.shown()
+                mean, peak = cells.here().shown()
                 done += (progress if said else min(progress, 0.99)) / len(seen.look.heads)
                 heads.append({
                     "look": n, "head": head, "cells": max(mean.shape), "mean": _square(mean), "max": _square(peak),
@@ -204,6 +253,11 @@ class Overview:
             waits = any(not (each.exact if each.few else each.sampled) for each in self._doing.values())
         progress = 1.0 if whole else min(done / max(1, len(self.seen)), 0.999)
         return {"heads": heads, "progress": progress, "more": waits or not whole}
+
+
+def elsewhere(device: torch.device | None) -> bool:
+    """Somewhere that q and k must be moved to, and kernels be compiled for."""
+    return device is not None and device.type != "cpu"
 
 
 def cell_of(q_len: int, k_len: int) -> int:

@@ -96,12 +96,15 @@ class Server:
             if not path.is_file():
                 raise ValueError(f"trace: no file {str(path)!r}")
             held = opened(path, path.name)
-            return self.explorer.sources.add(
+            added = self.explorer.sources.add(
                 name or path.name, held.trace, "file", held.image if shown is None else shown
-            ).id
-        if not isinstance(given, (Trace, AttentionMatrix)):
+            )
+        elif isinstance(given, (Trace, AttentionMatrix)):
+            added = self.explorer.sources.add(name or "A", given, image=shown)
+        else:
             raise TypeError(f"trace: expected a Trace, a path or an A, found {type(given).__name__}")
-        return self.explorer.sources.add(name or "A", given, image=shown).id
+        self.explorer.maps.begin(added.id)
+        return added.id
 
     def record(self, text: str, model: str) -> str:
         """Have a model read a text (or look at the image of a digit), and offer what it looked at; its number."""

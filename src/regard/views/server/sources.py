@@ -81,20 +81,34 @@ class Seen:
     lock: threading.Lock = field(default_factory=threading.Lock)
     _made: dict[int | None, AttentionMatrix] = field(default_factory=dict)
     _values: Tensor | None = None
+    _lse: Tensor | None = None  # of all heads, where it was recorded
 
     def matrix(self, head: int | None = None) -> AttentionMatrix:
         """A of one head, [q_len, k_len], or of all, [heads, q_len, k_len]."""
         with self.lock:
             if None not in self._made and (head is None or self.device is not None):
-                whole = self.trace[self.look.layer][0]
-                self._made[None] = whole if self.device is None else whole.to(self.device)  # q and k are moved once
-            if head not in self._made:
-                A = self.trace[self.look.layer, head]
-                if self.device is not None:
-                    known, A = A.remembered, self._made[None][self.look.heads.index(head)]
-                    A = A if known is None else A.knowing(known)
-                self._made[head] = A
+                whole = self.trace[self.look.layer]
+                self._made[None] = whole[0] if self.device is None else self._moved(whole, self.device)[0]
+            if head is not None and head not in self._made:
+                if self.device is None:
+                    self._made[head] = self.trace[self.look.layer, head]
+                else:
+                    at = self.look.heads.index(head)
+                    A = self._made[None][at]
+                    self._made[head] = A if self._lse is None else A.knowing(self._lse[at])
             return self._made[head]
+
+    def _moved(self, whole: AttentionMatrix, device: torch.device) -> AttentionMatrix:
+        """A on another device: q and k are moved once. The pages of a file that they were in are let go."""
+        self._lse = None if whole.remembered is None else whole.remembered[0].to(device)
+        moved = whole.to(device)
+        mapped = getattr(self.trace._tensors, "_touched", {})
+        if moved.device != whole.device:
+            self.trace._ready.clear()
+            gone = {x.untyped_storage().data_ptr() for _, x in whole._description.tensors()}
+            for name in [name for name, x in mapped.items() if x.untyped_storage().data_ptr() in gone]:
+                del mapped[name]
+        return moved
 
     def values(self) -> Tensor | None:
         """The values of this look, [kv_heads, k_len, v_dim]; None if they were not recorded."""

@@ -1,8 +1,9 @@
 """Who computes what, and when: one queue for all clients, newest request first, passes over whole maps behind it.
 
 Each worker is one thread that computes with one core: two of them share the two cores better than one operation on
-both. Requests with the same key are one computation, however many wait for it. What nobody waits for any more is not
-begun, and what runs is told to stop. Results that stay true are kept, up to a number of bytes.
+both. A pass that a device computes goes `alone` and leaves the other worker to who waits. Requests with the same key
+are one computation, however many wait for it. What nobody waits for any more is not begun, and what runs is told to
+stop. Results that stay true are kept, up to a number of bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ Stop = Callable[[], bool]
 
 
 class Pass(Protocol):
-    """Something that is done step by step while nobody waits for anything else."""
+    """Something that is done step by step while nobody waits for anything else. If `alone`, one at a time."""
+
+    @property
+    def alone(self) -> bool: ...
 
     def step(self) -> bool: ...
 
@@ -79,7 +83,7 @@ class Work:
         self._running: dict[Hashable, Job] = {}
         self._passes: list[Pass] = []  # the last is the most recently asked for
         self._ready = threading.Condition()
-        self._closed = False
+        self._closed = self._taken = False  # taken: a pass that goes alone is under way
         self.begun = self.dropped = 0  # computations that were begun, and that nobody waited for any more
         self._threads_before = torch.get_num_threads()
         self._workers = [threading.Thread(target=self._work, name=f"regard {n}", daemon=True) for n in range(workers)]
@@ -154,19 +158,26 @@ class Work:
         torch.set_num_threads(1)
         while True:
             with self._ready:
-                while not self._jobs and not self._passes and not self._closed:
+                each = self._next()
+                while not self._jobs and each is None and not self._closed:
                     self._ready.wait()
+                    each = self._next()
                 if self._closed:
                     return
                 job = self._jobs.popitem()[1] if self._jobs else None
-                each = self._passes[-1] if job is None else None
                 if job is not None:
                     self._running[job.key] = job
                     self.begun += 1
+                alone = job is None and each is not None and each.alone  # it may not be by the end of its step
+                self._taken |= alone
             if job is not None:
                 self._run(job)
             elif each is not None:
-                self._advance(each)
+                self._advance(each, alone)
+
+    def _next(self) -> Pass | None:
+        """The pass that was asked for last, of those that may go on."""
+        return next((each for each in reversed(self._passes) if not (each.alone and self._taken)), None)
 
     def _run(self, job: Job) -> None:
         result: Any = None
@@ -191,11 +202,15 @@ class Work:
         else:
             job.future.set_exception(error)
 
-    def _advance(self, each: Pass) -> None:
+    def _advance(self, each: Pass, alone: bool) -> None:
         try:
             more = each.step()
         except Exception:
             log.exception("explorer: a pass over a map failed")
             more = False
+        with self._ready:
+            if alone:
+                self._taken = False
+            self._ready.notify_all()  # others may go on now that it does not go alone
         if not more:
             self.unfollow(each)
