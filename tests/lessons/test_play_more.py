@@ -324,7 +324,7 @@ def test_minilm_is_transformers_minilm():
 
 @pytest.mark.skipif(importlib.util.find_spec(subjects.FOLDER[0]) is None, reason=f"needs {subjects.PACKAGE}")
 def test_a_text_too_long_for_minilm_is_refused():
-    with pytest.raises(ValueError, match="text: expected at most 512 tokens, for so many positions has MiniLM, found 602"):
+    with pytest.raises(ValueError, match="at most 512 tokens, for so many positions has MiniLM, found 602"):
         minilm.open_minilm("no " * 600)
 
 
