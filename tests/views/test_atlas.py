@@ -61,13 +61,9 @@ def small_steps(monkeypatch):
     monkeypatch.setattr(pools_module, "FIRST", 8)
 
 
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("what", ["weights", "logits"])
-def test_every_tile_of_every_level_is_that_of_the_stored_matrix(what, first):
-    atlas, plain, exact = Atlas(head()), head(), head(dtype=torch.float64)
-    atlas.pools(what)
-    atlas.levels = [1, 2, 4, 8, 16, 32, 64, 128]  # beyond what a screen needs: merged more than once
-    finish(atlas)
+def every_tile_is_right(atlas: Atlas, what: str, first: bool) -> None:
+    """All tiles of all levels are those of the stored matrix."""
+    plain, exact = head(), head(dtype=torch.float64)
     least = 0.0 if what == "weights" else -torch.inf
     for cell in atlas.levels:
         wanted = cells(*stored(exact, what, first), cell, least)
@@ -79,6 +75,16 @@ def test_every_tile_of_every_level_is_that_of_the_stored_matrix(what, first):
                 at = slice(row * TILE, (row + 1) * TILE), slice(col * TILE, (col + 1) * TILE)
                 for name, found, plain_x, exact_x in zip(("mean", "max"), tile[:2], by_torch, wanted, strict=True):
                     within_budget(found, plain_x[at], exact_x[at], f"{name} of {what} at {cell}")
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("what", ["weights", "logits"])
+def test_every_tile_of_every_level_is_that_of_the_stored_matrix(what, first):
+    atlas = Atlas(head())
+    atlas.pools(what)
+    atlas.levels = [1, 2, 4, 8, 16, 32, 64, 128]  # beyond what a screen needs: merged more than once
+    finish(atlas)
+    every_tile_is_right(atlas, what, first)
 
 
 def test_what_rows_give_beside_cells_is_what_the_matrix_gives():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from asking import Asked, matrix, until
 from support import within_budget
-from test_atlas import K_LEN, Q_LEN, cells, finish, head, stored
+from test_atlas import K_LEN, Q_LEN, every_tile_is_right, finish, head, stored
 
 import regard as rg
 from regard.summaries import Entropy, Heatmap, LogSumExp, Profile, Received
@@ -20,7 +20,7 @@ from regard.views import atlas as atlas_module
 from regard.views import cells as cells_module
 from regard.views import pools as pools_module
 from regard.views import sums as sums_module
-from regard.views.atlas import TILE, Atlas
+from regard.views.atlas import Atlas
 from regard.views.cells import Sampled, alike, plainly
 from regard.views.pools import Cancelled, Pools
 from regard.views.server import Server
@@ -82,24 +82,14 @@ def device(monkeypatch) -> Device:
 @pytest.mark.parametrize("what", ["weights", "logits"])
 @pytest.mark.parametrize("begin", ["preview", "kernels"])
 def test_every_tile_of_every_level_is_that_of_the_stored_matrix(device, what, first, begin):
-    atlas, plain, exact = Atlas(head()), head(), head(dtype=torch.float64)
+    atlas = Atlas(head())
     atlas.pools(what)
     atlas.levels = [1, 2, 4, 32, 64, 128]
     if begin == "preview":  # what it leaves in cells, and beside them, must be gone in the end
         assert not atlas.tile(64, 0, 0, what=what, first=first).exact
     finish(atlas)
     assert atlas.finished and atlas.pools(what).exact
-    least = 0.0 if what == "weights" else -torch.inf
-    for cell in atlas.levels:
-        wanted = cells(*stored(exact, what, first), cell, least)
-        by_torch = cells(*stored(plain, what, first), cell, least)
-        for row in range(-(-Q_LEN // (cell * TILE))):
-            for col in range(-(-K_LEN // (cell * TILE))):
-                tile = atlas.tile(cell, row, col, what=what, first=first)
-                assert tile.exact
-                at = slice(row * TILE, (row + 1) * TILE), slice(col * TILE, (col + 1) * TILE)
-                for name, found, plain_x, exact_x in zip(("mean", "max"), tile[:2], by_torch, wanted, strict=True):
-                    within_budget(found, plain_x[at], exact_x[at], f"{name} of {what} at {cell}")
+    every_tile_is_right(atlas, what, first)
 
 
 def test_a_first_picture_needs_no_kernel(device):
