@@ -53,14 +53,15 @@ def compiled(monkeypatch):
     """The kernels of a call, compiled and not launched: those that are asked for, by name."""
     from triton.runtime import driver
 
+    from regard.engines.triton import launch
+
     wanted: set[str] = set()
     made: set[str] = set()
 
     def run(kernel, programs, tiling, *args, **flags):
         name = kernel.fn.__name__
         if name in wanted:
-            options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
-            assert kernel.warmup(*args, **flags, **options, grid=(programs,)).asm["cubin"]
+            assert kernel.warmup(*args, **flags, **launch.options_of(tiling), grid=(programs,)).asm["cubin"]
             made.add(name)
 
     for module in MODULES:
