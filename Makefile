@@ -28,7 +28,7 @@ test: $(DEV) $(BROWSER)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 format: $(DEV)
 	$(BIN)/ruff check --fix .
