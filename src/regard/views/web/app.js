@@ -490,7 +490,7 @@ function help() {
 
 function listen() {
   document.addEventListener("keydown", (event) => {
-    const typing = event.target.closest?.("input, textarea, select, dialog");
+    const typing = event.target.closest?.("input, textarea, select, dialog[open]"); // focus may stay in one that was just closed
     if (event.key === "Escape" && typing?.id === "text") return stage[0]?.canvas.focus();
     if (typing || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     const act = KEYS[event.key];
