@@ -19,7 +19,7 @@ import os
 import secrets
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -218,6 +218,12 @@ class Mapped(Mapping[str, Tensor]):
             flat = torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=first - page)
             self._touched[name] = flat.view(dtype).reshape(shape)
         return self._touched[name]
+
+    def let_go(self, tensors: Iterable[Tensor]) -> None:
+        """Hold the pages of these no longer; they are mapped anew when they are asked for."""
+        gone = {x.untyped_storage().data_ptr() for x in tensors}
+        for name in [name for name, x in self._touched.items() if x.untyped_storage().data_ptr() in gone]:
+            del self._touched[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

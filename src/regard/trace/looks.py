@@ -313,6 +313,12 @@ class Trace:
         check(tensors)
         return cls(tensors.document, tensors)
 
+    def let_go(self, A: AttentionMatrix) -> None:
+        """Keep nothing of an A of this trace in memory that its file has: it is read again when asked for."""
+        self._ready.clear()
+        if isinstance(self._tensors, files.Mapped):
+            self._tensors.let_go(x for _, x in A._description.held)
+
     def close(self) -> None:
         """Let go of the tensors, and remove what a recording wrote to disk."""
         self._ready.clear()

@@ -102,12 +102,8 @@ class Seen:
         """A on another device: q and k are moved once. The pages of a file that they were in are let go."""
         self._lse = None if whole.remembered is None else whole.remembered[0].to(device)
         moved = whole.to(device)
-        mapped = getattr(self.trace._tensors, "_touched", {})
         if moved.device != whole.device:
-            self.trace._ready.clear()
-            gone = {x.untyped_storage().data_ptr() for _, x in whole._description.tensors()}
-            for name in [name for name, x in mapped.items() if x.untyped_storage().data_ptr() in gone]:
-                del mapped[name]
+            self.trace.let_go(whole)
         return moved
 
     def values(self) -> Tensor | None:
