@@ -1,9 +1,11 @@
 """The forward kernel: A @ v and the log-sum-exp by one pass over key tiles (eq. 19, 20).
 
 Weights are relative to some logit of their row, else they would overflow. That need not be the largest: float32 and
-bfloat16 have room for 2^100 above and below. So it is the largest of one tile, found before the pass, and the loop over
-tiles has no maximum to follow and nothing to rescale: a third of its work. Where the sum of a row tells that this was
-too far off, the block is done once more with a running maximum. float16 has no such room, and always follows it.
+bfloat16 have room for 2^100 above and below. So it is the largest of a few keys, found before the pass, and the loop
+over tiles has no maximum to follow and nothing to rescale: a third of its work. With a table weights are relative to 0,
+for then one addition a pair is saved; else the subtraction comes with the scale for nothing. Where the sum of a row
+tells that this was too far off, the block is done once more with a running maximum. float16 has no such room, and
+always follows it.
 
 A block of queries sweeps its key tiles in up to five loops without a branch inside: tiles that a mask cuts at the left,
 wholly visible ones (far left, where a clipped table is constant; near; far right), and tiles cut at the right.
@@ -39,6 +41,8 @@ from .tiles import (
 )
 from .tune import tuned
 
+#: keys that are looked at before the pass
+FEW = tl.constexpr(16)
 #: a sum of weights between these has lost nothing
 FAINT, HUGE = tl.constexpr(2.0**-100), tl.constexpr(2.0**100)
 
@@ -103,12 +107,12 @@ def weigh(s, factor, added, top, FIXED: tl.constexpr):
 
 
 @triton.jit
-def peak(
+def peek(
     q, k_ptr, given, b, h, i, j0, edge, rows, shift, across_tile, down_row,
-    K_STEP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    K_STEP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit of each row on one tile; 0 where nothing is visible there, or not finite."""
-    j = j0 + tl.arange(0, BLOCK_K)
+    """The largest logit of each row among a few keys; -inf where none of them is visible, or finite."""
+    j = j0 + tl.arange(0, FEW)
     k = matrix(k_ptr, K_STEP, j, given.k_len, DIM, BLOCK_D, True)
     dots = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     s = logits(
@@ -116,7 +120,7 @@ def peak(
     )  # fmt: skip
     s = tl.where(shown(given, b, h, i, j, shift, False) & (j < edge)[None, :], s, float("-inf"))
     most = tl.max(s, 1)
-    return tl.where(tl.abs(most) < float("inf"), most, 0.0)
+    return tl.where(tl.abs(most) < float("inf"), most, float("-inf"))
 
 
 @triton.jit
@@ -168,7 +172,7 @@ def forward_kernel(
 ):  # fmt: skip
     """One block of queries of one head. RAGGED: tiles on lines of a grid are cut, by a mask or by the end of a line.
 
-    FIXED: weights are relative to the largest logit of one tile, not to the largest so far. LATE: see `take_in`.
+    FIXED: weights are relative to one number a row, not to the largest logit so far. LATE: see `take_in`.
     """
     blocks = tl.cdiv(given.q_len, BLOCK_Q)
     block = tl.program_id(0) % blocks
@@ -189,20 +193,24 @@ def forward_kernel(
     if given.has.sink:
         start = tl.zeros([BLOCK_Q], tl.float32) + vector(given.sink, b, h, i * 0, 1)
     top, total = start, tl.where(start > float("-inf"), 1.0, 0.0)
+    one = start  # a logit that the row has, or less
     if FIXED:
         if given.has.axes:
             line = tl.minimum(i0 // given.axes.q_wide, given.axes.high - 1)
-            top = peak(
+            one = peek(
                 q, k_ptr, given, b, h, i, line * given.axes.wide, (line + 1) * given.axes.wide, rows, shift,
-                across_of(given, b, h, i, tl.arange(0, BLOCK_K), False), down_of(given, b, h, i, line),
-                K_STEP, DIM, BLOCK_D, BLOCK_K, PRECISION,
+                across_of(given, b, h, i, tl.arange(0, FEW), False), down_of(given, b, h, i, line),
+                K_STEP, DIM, BLOCK_D, PRECISION,
             )  # fmt: skip
-        else:  # the tile on the diagonal, which most masks let all rows see
-            near = tl.minimum(tl.maximum(i0 + shift, first), tl.maximum(last - 1, first)) // BLOCK_K * BLOCK_K
-            top = peak(
-                q, k_ptr, given, b, h, i, near, last, rows, shift, 0.0, 0.0,
-                K_STEP, DIM, BLOCK_D, BLOCK_K, PRECISION,
+        else:  # keys on the diagonal, which most masks let all rows see
+            near = tl.minimum(tl.maximum(i0 + shift, first), tl.maximum(last - 1, first)) // FEW * FEW
+            one = peek(
+                q, k_ptr, given, b, h, i, near, last, rows, shift, 0.0, 0.0, K_STEP, DIM, BLOCK_D, PRECISION
             )  # fmt: skip
+        if given.has.table:
+            top = tl.zeros([BLOCK_Q], tl.float32)
+        else:
+            top = tl.where(one > float("-inf"), one, 0.0)
         total = tl.exp2(start - top)
         if LATE:
             total = tl.where(tl.arange(0, BLOCK_K)[None, :] == 0, total[:, None], 0.0)
@@ -256,7 +264,8 @@ def forward_kernel(
         if tl.max(lost.to(tl.int32), 0) > 0:
             # some logit is very far from what weights are relative to: once more, with a running maximum
             acc = tl.zeros([BLOCK_Q, BLOCK_V], tl.float32)
-            top, total = start, tl.where(start > float("-inf"), 1.0, 0.0)
+            top = tl.maximum(start, one)
+            total = tl.where(start > float("-inf"), tl.exp2(start - top), 0.0)
             if given.has.axes:
                 acc, top, total = line_by_line(
                     acc, top, total, q, k_ptr, v_ptr, given, b, h, i, rows, shift,

@@ -137,7 +137,13 @@ def table_tile(given, b, h, rows, cols, TURNED: tl.constexpr):
     else:
         at = down(begin_of(given.table, rows[4]), TURNED) + across(cols[3], TURNED)
     base = given.table.ptr + b.to(tl.int64) * given.table.batch + h.to(tl.int64) * given.table.head
-    return tl.load(base + at).to(tl.float32)
+    values = tl.load(base + at)
+    if values.dtype == tl.bfloat16 and not TURNED:
+        # the upper half of a float32: said in whole numbers, each of the two in a register takes one operation, not
+        # two (turned tiles are slower for it: there the order in which a compiler schedules counts for more)
+        return (values.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return values.to(tl.float32)
 
 
 @triton.jit
