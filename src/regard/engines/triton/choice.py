@@ -48,8 +48,8 @@ def forward_tiling(dim: int, v_dim: int, dtype: torch.dtype, added: str) -> Tili
         return Tiling(64, 32, 4, 2) if wide <= 128 else Tiling(32, 32, 4, 2)
     if wide <= 64:
         return Tiling(128, 64, 8, 3, 128)
-    if wide <= 128:  # tiles of axes are narrow enough that two programs share a multiprocessor
-        return Tiling(128, 32, 8, 3, 128) if added == "axes" else Tiling(128, 64, 8, 3, late=added == "table")
+    if wide <= 128:  # narrow tiles let two programs share a multiprocessor, where no table takes its part
+        return Tiling(128, 64, 8, 3, late=True) if added == "table" else Tiling(128, 32, 8, 3, 128)
     return Tiling(128, 32, 8, 2)
 
 
