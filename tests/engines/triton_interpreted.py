@@ -63,6 +63,7 @@ CASES = {
     "grid whose lines do not fill tiles": grid("grid", (4, 5), "cells", "slope"),
     "class token beside a table": grid("class grid", (4, 8), "class cells"),
     "the same, keys shared": replace(grid("class grid", (2, 8), "class cells"), kv_heads=1),
+    "the same, lines do not fill tiles": grid("class grid", (4, 5), "class cells"),
     "grid with a class token": grid("class grid", (3, 5), "class cells", "per axis query"),
     "axes": grid("grid", (3, 16), "per axis query", "cells"),
     "axes, lines cut, causal": grid("grid", (4, 5), "per axis query", mask="causal", dropout=0.3),

@@ -383,7 +383,8 @@ class _Backward:
                 if exact:
                     whole = weights.sum(-1, keepdim=True)
                     weights = weights * torch.where(whole > 0, rest[at].unsqueeze(-1) / whole, 0.0)
-                    inner = (weights * d_weights).sum(-1, keepdim=True) - self.d_lse[at].unsqueeze(-1)
+                    if self.outside is None:  # else it has a part that is not here
+                        inner = (weights * d_weights).sum(-1, keepdim=True) - self.d_lse[at].unsqueeze(-1)
                 d_logits = weights * (d_weights - inner)
                 if p.form.softcap is not None:
                     d_logits = d_logits * (1 - (logits / p.form.softcap).square())
