@@ -34,6 +34,7 @@ PUBLIC = """
 ORDER = [
     {"scores", "geometry", "features", "masks", "normal", "progress", "indexing", "above"},
     {"position", "summaries", "slices"},
+    {"calls"},
     {"recipes", "description"},
     {"tables", "engines.reference", "face"},
     {"lower"},

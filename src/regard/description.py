@@ -7,13 +7,14 @@ A[i, j]     = softmax_j of it, with an optional sink               (maths.md, eq
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from .calls import Call, Parts, known_calls, like, parts_of, remember
 from .features import Constant, Feature, OnAxis, check_finite
 from .geometry import Geometry, Points, pair_of
 from .masks import Mask
@@ -42,9 +43,27 @@ class Description:
     engine: str | None
     parts: InitVar[Sequence[Parts] | None] = None  # of its terms, where they were just found
     held: list[tuple[str, Tensor]] = field(init=False, repr=False)  # `tensors()` when it was made
+    call: Call | None = field(init=False, repr=False, default=None)  # where there are others like it
+    inside: Sequence[Parts] = field(init=False, repr=False, default=())  # of its terms then
 
     def __post_init__(self, parts: Sequence[Parts] | None) -> None:
         object.__setattr__(self, "held", self.tensors(parts))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process, or another copy of the terms, finds out for itself what it has in common with whom."""
+        return {name: x for name, x in self.__dict__.items() if name not in ("call", "inside")}
+
+    def surely_holds(self, seen: Sequence[tuple[str, Tensor, int]]) -> bool:
+        """Nothing was replaced, and the versions of tensors are those seen; False too where telling takes longer."""
+        if self.call is None:
+            return False
+        for inside in self.inside:
+            if not inside.holds():
+                return False
+        for _, tensor, version in seen:
+            if tensor._version != version:
+                return False
+        return True
 
     def positions(self, side: str) -> Tensor:
         """Absolute positions of "q" or "k": [batch or 1, length]."""
@@ -89,6 +108,14 @@ def describe(
     engine: str | None,
 ) -> Description:
     """Check what the user gave, and name what is wrong with it."""
+    terms = terms_of(position)
+    parts = [parts_of(unbind(term)[0]) for term in terms]
+    key = None
+    if sink is None and not torch.compiler.is_compiling() and type(dropout) in (float, int) and dropout == 0:
+        key = like(q, k, score, scale, terms, parts, mask, geometry, q_start, k_start, softcap, engine)
+        call = None if key is None else known_calls.get(key)
+        if call is not None:
+            return _again(call, q, k, terms, parts, mask, geometry, q_start, k_start, softcap, engine)
     _check_vectors(q, k)
     batch, heads, q_len, dim = q.shape
     k_len = k.shape[-2]
@@ -98,8 +125,6 @@ def describe(
     scale = _check_scale(scale, score, q)
     q_geometry, k_geometry = pair_of(geometry)
     _check_starts(q, k, mask, q_geometry, k_geometry, q_start, k_start)
-    terms = terms_of(position)
-    parts = [parts_of(unbind(term)[0]) for term in terms]
     for term, inside in zip(terms, parts, strict=True):
         _check_once(term, inside, q, k, q_geometry.axes)
     if sum(isinstance(term, Rotary) for term in terms) > 1:
@@ -135,7 +160,31 @@ def describe(
     for name, tensor in result.held:
         if tensor.device != device:
             raise ValueError(f"{name}: expected the device of q ({device}), found {tensor.device}")
+    if key is not None:
+        object.__setattr__(result, "call", remember(key, Call(score, scale, (q_geometry, k_geometry))))
+        object.__setattr__(result, "inside", parts)
     return result
+
+
+def _again(
+    call: Call, q: Tensor, k: Tensor, terms: tuple[Term | Bound, ...], parts: list[Parts], mask: Mask | None,
+    geometry: Any, q_start: Any, k_start: Any, softcap: float | None, engine: str | None,
+) -> Description:  # fmt: skip
+    """A description like one that was checked: only numbers are looked at."""
+    held = [("q", q), ("k", k)]
+    cpu = q.device.type == "cpu"
+    for term, inside in zip(terms, parts, strict=True):
+        held += [("position", t) for _, t in inside.tensors]
+        if cpu:
+            _check_numbers(term, inside)  # type: ignore[arg-type]
+    q_geometry, k_geometry = call.geometry if geometry is None else pair_of(geometry)
+    made = object.__new__(Description)
+    made.__dict__.update(
+        q=q, k=k, score=call.score, scale=call.scale, terms=terms, mask=mask, q_geometry=q_geometry,
+        k_geometry=k_geometry, q_start=q_start or 0, k_start=k_start or 0, softcap=softcap, sink=None, dropout=0.0,
+        seed=None, engine=engine, held=held, call=call, inside=parts,
+    )  # fmt: skip
+    return made
 
 
 def _check_vectors(q: Tensor, k: Tensor) -> None:
@@ -164,12 +213,13 @@ def check_values(v: Tensor, k: Tensor, dtype: torch.dtype, heads: int, gone: tup
     if not isinstance(v, Tensor):
         raise TypeError(f"v: expected a tensor, found {type(v).__name__}")
     batch, shared, k_len, _ = k.shape
-    given = list(v.shape)
-    for axis in range(2):
-        v = v.unsqueeze(axis) if gone[axis] and v.dim() >= axis else v
+    given = v.shape
+    if True in gone:
+        for axis in range(2):
+            v = v.unsqueeze(axis) if gone[axis] and v.dim() >= axis else v
     if v.dim() != 4 or v.shape[0] != batch or v.shape[1] not in (shared, heads) or v.shape[2] != k_len:
         want = [n for n, left in zip((batch, shared), gone, strict=True) if not left]
-        raise ValueError(f"v: expected shape {[*want, k_len, 'v_dim']}, found {given}")
+        raise ValueError(f"v: expected shape {[*want, k_len, 'v_dim']}, found {list(given)}")
     if v.dtype != dtype:
         raise TypeError(f"v: expected the dtype of q and k ({dtype}), found {v.dtype}")
     if v.device != k.device:
@@ -248,7 +298,7 @@ def _check_once(given: Term | Bound, parts: Parts, q: Tensor, k: Tensor, axes: i
         _check_term(given, q, k, axes)
         parts.remember(parts.checked, key)
     elif q.device.type == "cpu":
-        _check_numbers(given)
+        _check_numbers(given, parts)
 
 
 def _check_term(given: Term | Bound, q: Tensor, k: Tensor, axes: int) -> None:
@@ -300,13 +350,13 @@ def _check_term(given: Term | Bound, q: Tensor, k: Tensor, axes: int) -> None:
         if gate.dim() != 4 or any(n not in (1, m) for n, m in zip(gate.shape, want, strict=True)):
             raise ValueError(f"gate: expected a tensor that broadcasts to {list(want)}, found {list(gate.shape)}")
     if not torch.compiler.is_compiling():
-        _check_numbers(term)
+        _check_numbers(term, parts_of(term))
 
 
-def _check_numbers(term: Term) -> None:
+def _check_numbers(term: Term, parts: Parts) -> None:
     if isinstance(term, Rotary):
         return
-    for name, tensor in parts_of(term).tensors:
+    for name, tensor in parts.tensors:
         if tensor.device.type == "cpu" and _has_nan(tensor):
             raise ValueError(f"position: NaN in {name} of {term.describe()}")
 
@@ -315,70 +365,6 @@ def _has_nan(x: Tensor) -> bool:
     """Looked for at every call: parameters change. A sum is one pass, and finite where all is well."""
     with torch.no_grad():
         return not math.isfinite(float(x.sum())) and bool(torch.isnan(x).any())
-
-
-def _learned(module: nn.Module, prefix: str = "") -> list[tuple[str, Tensor]]:
-    """Parameters and buffers of a term and of its parts, by name.
-
-    PyTorch's own walk takes several times as long, and cannot be compiled for a term that is made inside the graph.
-    """
-    found: list[tuple[str, Tensor]] = [(prefix + n, t) for n, t in module._parameters.items() if t is not None]
-    found += [(prefix + n, t) for n, t in module._buffers.items() if t is not None]
-    for name, part in module._modules.items():
-        if part is not None:
-            found += _learned(part, f"{prefix}{name}.")
-    return found
-
-
-class Parts:
-    """What a term holds: its parameters and buffers by name, and for which shapes it has been checked.
-
-    It is found by one walk, and serves as long as every module of the term holds the very same things.
-    """
-
-    #: shapes that are remembered
-    most = 256
-
-    def __init__(self, term: nn.Module):
-        self.tensors = _learned(term)
-        self.maps: list[tuple[dict, tuple]] = []
-        self.checked: set[tuple] = set()
-        self.ranges: set[tuple] = set()
-        waiting: list[nn.Module | None] = [term]
-        while waiting:
-            module = waiting.pop()
-            if module is not None:
-                maps: list[dict] = [module._parameters, module._buffers, module._modules]
-                self.maps += [(held, tuple(held.items())) for held in maps]
-                waiting += module._modules.values()
-
-    def holds(self) -> bool:
-        """Nothing was replaced, added or taken away."""
-        for held, items in self.maps:
-            if len(held) != len(items):
-                return False
-            for name, x in items:
-                if held.get(name) is not x:
-                    return False
-        return True
-
-    def remember(self, known: set[tuple], key: tuple) -> None:
-        if len(known) >= self.most:
-            known.clear()
-        known.add(key)
-
-
-_parts: weakref.WeakKeyDictionary[nn.Module, Parts] = weakref.WeakKeyDictionary()
-
-
-def parts_of(term: nn.Module) -> Parts:
-    """What a term holds now."""
-    if torch.compiler.is_compiling():
-        return Parts(term)
-    known = _parts.get(term)
-    if known is None or not known.holds():
-        known = _parts[term] = Parts(term)
-    return known
 
 
 def _one_or(name: str, found: int | None, heads: int) -> None:

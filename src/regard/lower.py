@@ -12,6 +12,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -19,15 +23,41 @@ from .description import Description
 from .features import Constant, Feature, Network, OnAxis, OneHot, PerAxis, Sinusoid, Slope, Table
 from .geometry import Geometry, Grid, Points
 from .masks import Mask, _And, _Causal, _Dense, _Keys, _Lengths, _Nearest, _Not, _Or, _Same, _Window
-from .normal import BINS, Form, Piece, Problem, each_head, wide
+from .normal import BINS, Form, Kept, Piece, Problem, each_head, wide
 from .position import Bound, FromKey, FromQuery, Rotary, Static, Term, unbind
 from .scores import Cosine, Dot, Euclidean, InverseDistance
-from .tables import compact, kept, lookup, rows_at, tabulate, with_zero_row
+from .tables import compact, kept, kept_bins, lookup, rows_at, tabulate, with_zero_row
 
 
 def lower(d: Description, bins: bool = False) -> Problem:
-    """The problem an engine is given. `bins`: tables are kept by bins, for an engine that reads them so."""
-    return _Lowering(d, bins).problem()
+    """The problem an engine is given. `bins`: tables are kept by bins, for an engine that reads them so.
+
+    Calls like one another have the same form; where every operand was said how to make again, only those are made.
+    """
+    known: Lowered | None = None if d.call is None else d.call.lowered.get(bins)
+    if known is not None:
+        return known.problem(d)
+    lowering = _Lowering(d, bins)
+    problem = lowering.problem()
+    if d.call is None or len(lowering.again) != len(problem.operands) or any(isinstance(t, Rotary) for t in d.terms):
+        return problem
+    if d.q.is_cuda and torch.cuda.is_current_stream_capturing():  # what a graph makes belongs to it
+        return problem
+    form = Kept(*problem.form)
+    d.call.lowered[bins] = Lowered(form, tuple(lowering.again), problem.starts, problem.scale)
+    return problem._replace(form=form)
+
+
+class Lowered(NamedTuple):
+    """What became of a description, without its tensors: how each operand is made of those of another like it."""
+
+    form: Form
+    operands: tuple[Callable[[Any], Tensor], ...]
+    starts: tuple[int, int]
+    scale: float
+
+    def problem(self, d: Description) -> Problem:
+        return Problem(self.form, d.q, d.k, [make(d) for make in self.operands], self.starts, self.scale, None, d)
 
 
 class _Lowering:
@@ -40,10 +70,21 @@ class _Lowering:
         self.rewrites: list[str] = []
         self.names: list[str] = []
         self.wide = wide(d.q.dtype)
+        self.again: list[Callable[[Any], Tensor]] = []
 
-    def add(self, x: Tensor) -> int:
+    def add(self, x: Tensor, again: Callable[[Any], Tensor] | None = None) -> int:
+        """Take in an operand. `again` makes it of another description like this one, and holds none of its tensors."""
         self.operands.append(x)
+        self.again += [] if again is None else [again]
         return len(self.operands) - 1
+
+    def add_bins(self, bins: OneHot, axes: tuple[int, ...] | None) -> int:
+        """Take in the bin of every displacement: the same numbers for every description like this one, if kept."""
+        known = kept_bins(bins, self.d, axes)
+        if known is None:
+            return self.add(lookup(bins, self.d, axes)[:, None])
+        mine = known[:, None]
+        return self.add(mine, lambda d: mine)
 
     def problem(self) -> Problem:
         d = self.d
@@ -54,9 +95,9 @@ class _Lowering:
                 q, k = rotary(term, d)
                 self.rewrites.append(f"{term.describe()}: q and k turned by their places")
         q, k, content, number, scale = self.content(q, k)
-        for term in d.terms:
+        for n, term in enumerate(d.terms):
             if not isinstance(term, Rotary):
-                self.term(term)
+                self.term(term, n)
         starts = [self.add(start[:, None]) if isinstance(start, Tensor) else -1 for start in (d.q_start, d.k_start)]
         form = Form(
             content=content,
@@ -115,12 +156,12 @@ class _Lowering:
 
     # terms
 
-    def term(self, term: Term | Bound) -> None:
+    def term(self, term: Term | Bound, n: int) -> None:
         inner, bound = unbind(term)
         gate = self.add(bound.gate) if bound and bound.gate is not None else -1
         label = self.label(term.describe())
         if isinstance(inner, Static):
-            self.static(inner, label, gate)
+            self.static(inner, label, gate, n)
         else:
             assert isinstance(inner, (FromQuery, FromKey))
             x = None if bound is None else (bound.query if isinstance(inner, FromQuery) else bound.key)
@@ -132,11 +173,12 @@ class _Lowering:
         count = self.names.count(name)
         return name if count == 1 else f"{name} #{count}"
 
-    def static(self, term: Static, label: str, gate: int) -> None:
-        d, feature = self.d, term.features
+    def static(self, term: Static, label: str, gate: int, n: int) -> None:
+        d, feature, dtype, wide = self.d, term.features, self.d.q.dtype, self.wide
         if self.bins and isinstance(feature, (OneHot, Table)) and not isinstance(d.q_geometry, Points):
-            bias, index = bias_by_bin(term, d.q.dtype)
-            slots, bins = (self.add(bias[None]),), self.add(lookup(index, d, None)[:, None])
+            bias, index = bias_by_bin(term, dtype)
+            slots = (self.add(bias[None], lambda d: bias_by_bin(d.terms[n], dtype)[0][None]),)
+            bins = self.add_bins(index, None)
             config = index.injective, BINS
             self.pieces.append(Piece("table", label, self.space(None), slots, gate, bins, feature.reach, config))
             return
@@ -147,7 +189,8 @@ class _Lowering:
             for part, axis in _by_axis(feature):
                 self.on_points(part, axis, label, gate, "table", readout=readout)
         elif isinstance(feature, Slope) and not isinstance(d.q_geometry, Grid):
-            self.pieces.append(Piece("slope", label, ("line",), (self.add(readout[None, :, :, None]),), gate))
+            slot = self.add(readout[None, :, :, None], lambda d: scaled_readout(d.terms[n], wide)[None, :, :, None])
+            self.pieces.append(Piece("slope", label, ("line",), (slot,), gate))
         else:
             slot = self.add(static_table(term, d, self.wide))
             self.pieces.append(Piece("table", label, self.space(None), (slot,), gate, reach=feature.reach))
@@ -179,7 +222,7 @@ class _Lowering:
             config: tuple = ()
             if isinstance(part, (OneHot, Table)):
                 rows, index = compact(part, d)
-                bins = self.add(lookup(index, d, axes)[:, None])
+                bins = self.add_bins(index, axes)
                 rows = rows[None] if self.bins else with_zero_row(rows, index, d)[None]
                 config = (index.injective, BINS) if self.bins else (index.injective,)
             else:
@@ -191,8 +234,13 @@ class _Lowering:
                     continue
             u, rows = fold(x, term.weight, rows, heads, term.scale)
             known = [n for n, y in enumerate(self.operands) if y is u] if self.bins else []
-            mine = known[0] if known else self.add(u)  # axes that read the same query share it
-            self.pieces.append(Piece(side, label, space, (mine, self.add(rows)), gate, bins, part.reach, config))
+            # axes that read the same query share it
+            own = {"query": (d.q, _query), "key": (d.k, _key)}[side]
+            mine = known[0] if known else self.add(u, own[1] if u is own[0] else None)
+            again = None
+            if self.bins and isinstance(part, Table) and term.weight is None:
+                again = _rows_again(weakref.ref(part), term.scale)
+            self.pieces.append(Piece(side, label, space, (mine, self.add(rows, again)), gate, bins, part.reach, config))
 
     def on_points(
         self,
@@ -249,6 +297,23 @@ class _Lowering:
                 f"position: {part.describe()} cannot be evaluated between Points; use bins, a sinusoid, a slope or a "
                 "Network read by Static, or a Line or Grid"
             )
+
+
+def _query(d: Description) -> Tensor:
+    return d.q
+
+
+def _key(d: Description) -> Tensor:
+    return d.k
+
+
+def _rows_again(part: weakref.ref[Table], scale: float) -> Callable[[Any], Tensor]:
+    """The rows of a table, by bins, for calls like one: terms that are alike hold the very same parts."""
+
+    def make(d: Description) -> Tensor:
+        return _times(compact(part(), d)[0][None], scale)  # type: ignore[arg-type]
+
+    return make
 
 
 def cosine(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

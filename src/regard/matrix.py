@@ -50,6 +50,8 @@ from .tables import check_ranges, spread
 
 #: logits held at a time while rows are read
 ROWS = 1 << 22
+#: where nothing is to be changed: it may be entered any number of times
+PLAIN = nullcontext()
 
 
 def attention(
@@ -314,7 +316,8 @@ class AttentionMatrix(TensorFace):
         self._check_unchanged()
         problem = self._still
         with torch.no_grad(), self._own_precision(), reporting(progress, "looking at A") as report:
-            states = self.plan.module.reduce(problem, summaries, report, self._lse)  # a product has left it here
+            made = plan(problem.form, self.device, self.dtype, self._description.engine)
+            states = made.module.reduce(problem, summaries, report, self._lse)  # a product has left it here
             results = [s.finish(state, problem) for s, state in zip(summaries, states, strict=True)]
         return tuple(self._drop(result) for result in results)
 
@@ -403,7 +406,7 @@ class AttentionMatrix(TensorFace):
         """The problem without gradients; made once."""
         if self._cached is not None:
             return self._cached
-        with torch.no_grad():
+        with torch.no_grad() if torch.is_grad_enabled() else PLAIN:
             made = self._lower()
         if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
             self._cached = made
@@ -430,11 +433,13 @@ class AttentionMatrix(TensorFace):
     def _own_precision(self) -> AbstractContextManager:
         """Autocast lowers q, k and v and nothing else: engines choose the precision of what they do."""
         if not torch.compiler.is_compiling() and not torch.is_autocast_enabled(self.device.type):
-            return nullcontext()
+            return PLAIN
         return torch.autocast(self.device.type, enabled=False)
 
     def _check_unchanged(self) -> None:
         if self._seen is None or torch.compiler.is_compiling():
+            return
+        if self._description.surely_holds(self._seen):
             return
         now = [(name, t) for name, t in self._description.tensors() if not t.is_inference()]
         for (name, tensor, version), (_, current) in zip(self._seen, now, strict=True):
@@ -453,6 +458,8 @@ class AttentionMatrix(TensorFace):
 
     def _drop(self, result: Any) -> Any:
         """Take away the axes that were indexed away, in a tensor or in what holds tensors."""
+        if True not in self._dropped:
+            return result
         if isinstance(result, Tensor):
             for axis in (1, 0):
                 result = result.squeeze(axis) if self._dropped[axis] else result

@@ -70,6 +70,20 @@ class Form(NamedTuple):
     rewrites: tuple[str, ...] = ()  # what was done to q and k, in words
 
 
+class Kept(Form):
+    """A form that is met again and again: its hash, by which plans and the like are found, is computed once."""
+
+    _fields = Form._fields
+    hashed: int
+
+    def __hash__(self) -> int:
+        try:
+            return self.hashed
+        except AttributeError:
+            self.hashed = tuple.__hash__(self)
+            return self.hashed
+
+
 class Problem(NamedTuple):
     """A form with its tensors: all an engine is given."""
 
@@ -207,7 +221,7 @@ def index_size(space: tuple, form: Form, q_len: int, k_len: int) -> int:
 def decode(spec: str) -> tuple[str, Form]:
     """Engine and form from the text of a plan."""
     engine, plain = ast.literal_eval(spec)
-    form = Form(*plain)
+    form = Kept(*plain)
     return engine, form._replace(pieces=tuple(Piece(*piece) for piece in form.pieces))
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .description import Description, parts_of
+from .calls import parts_of
+from .description import Description
 from .features import (
     Buckets,
     Cells,
@@ -33,6 +34,8 @@ from .position import Bound, Rotary
 CHUNK = 8192
 #: tensors that are no more than that
 PLAIN = (Tensor, torch.nn.Parameter)
+#: bins that are told by their `spec`
+FIXED = (Clipped, Buckets, LogBuckets, Cells)
 #: numbers of a table of sinusoids that is kept, and of a table of bins, on a line and on a grid
 WAVES, BINNED, CELLS = 1 << 23, 1 << 20, 1 << 18
 
@@ -150,6 +153,8 @@ def grid_displacements(
 
 def check_ranges(d: Description) -> Description:
     """Raise unless every feature has a row for every displacement of the problem."""
+    if d.call is not None and d.call.in_range:
+        return d
     for term in d.terms:
         inner = term.term if isinstance(term, Bound) else term
         if not isinstance(inner, Rotary) and d.q.shape[-2] and d.k.shape[-2]:
@@ -162,6 +167,8 @@ def check_ranges(d: Description) -> Description:
             check_range(inner.features, d)
             if known is not None:
                 known.remember(known.ranges, key)
+    if d.call is not None:
+        d.call.in_range = True
     return d
 
 
@@ -259,13 +266,14 @@ def grid_bins(
 ) -> Tensor:
     """The bins of all displacements on some axes of two grids, and of the unplaced cases: the same for every call."""
     index = one_hot_from(spec).index(grid_displacements(*shapes, axes, device))
-    return torch.cat([index, torch.tensor(alone, device=device)[None]], dim=-1)
+    # filled, not copied from here: that could not be captured in a graph
+    return torch.cat([index, *[index.new_full((1, 1), bin) for bin in alone]], dim=-1)
 
 
 def line_span(bins: OneHot, d: Description) -> tuple[int, int] | None:
     """The smallest and the largest displacement of d, where its bins may be kept for the next call; else None."""
     base, (q_len, k_len) = d.q_start - d.k_start, (d.q.shape[-2], d.k.shape[-2])
-    known = type(bins) in (Clipped, Buckets, LogBuckets, Cells) and q_len and k_len
+    known = type(bins) in FIXED and q_len and k_len
     if (
         not known
         or torch.compiler.is_compiling()
@@ -338,22 +346,32 @@ def _power(x: int) -> int:
 
 def lookup(bins: OneHot, d: Description, axes: tuple[int, ...] | None) -> Tensor:
     """The bin of every displacement, and on grids of the three unplaced cases: [batch or 1, n]."""
+    known = kept_bins(bins, d, axes)
+    if known is not None:
+        return known
+    index = bins.index(displacements(d, axes))
+    if not isinstance(d.q_geometry, Grid):
+        return index
+    return torch.cat([index, torch.tensor(_alone(bins), device=index.device)[None]], dim=-1)
+
+
+def kept_bins(bins: OneHot, d: Description, axes: tuple[int, ...] | None) -> Tensor | None:
+    """The same, where it is kept for all calls; else None."""
     span = line_span(bins, d)
     if span is not None:
         reach = 1 << max(abs(span[0]), abs(span[1]), 1023).bit_length()
-        if reach <= BINNED:
-            return line_slice(bins.spec(), *span, reach, d.q.device)
-    if not isinstance(d.q_geometry, Grid):
-        return bins.index(displacements(d, axes))
-    # without bins of their own, unplaced pairs read row bins.dim, which the caller appends as zeros
-    alone = bins.unplaced_index() or (bins.dim,) * 3
-    if type(bins) in (Clipped, Buckets, LogBuckets, Cells) and not torch.compiler.is_compiling():
+        return line_slice(bins.spec(), *span, reach, d.q.device) if reach <= BINNED else None
+    if type(bins) in FIXED and isinstance(d.q_geometry, Grid) and not torch.compiler.is_compiling():
         shapes = d.q_geometry.shape, d.k_geometry.shape  # type: ignore[attr-defined]
         chosen = tuple(range(len(shapes[0]))) if axes is None else axes
         if math.prod(shapes[0][a] + shapes[1][a] - 1 for a in chosen) <= CELLS:
-            return grid_bins(bins.spec(), alone, shapes, chosen, d.q.device)
-    index = bins.index(displacements(d, axes))
-    return torch.cat([index, torch.tensor(alone, device=index.device)[None]], dim=-1)
+            return grid_bins(bins.spec(), _alone(bins), shapes, chosen, d.q.device)
+    return None
+
+
+def _alone(bins: OneHot) -> tuple[int, ...]:
+    """The bins of unplaced cases. Where there are none, they read row bins.dim, which the caller appends as zeros."""
+    return bins.unplaced_index() or (bins.dim,) * 3
 
 
 def compact(feature: OneHot | Table, d: Description) -> tuple[Tensor, OneHot]:

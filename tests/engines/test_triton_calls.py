@@ -82,7 +82,7 @@ def launches(monkeypatch):
     for name in ("_ready", "_called"):
         monkeypatch.setattr(launch, name, {})
     monkeypatch.setattr(engine, "refuse", lambda *given: None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr("regard.description._has_nan", lambda x: False)  # looked for on the CPU only
     monkeypatch.setattr(ops, "_nobody_watches", lambda tensors: True)  # the counting itself is not to be seen
@@ -147,3 +147,49 @@ def test_a_pointer_that_is_not_aligned_is_another_kernel(launches):
         with torch.no_grad():
             rg.attention(x, x, engine="triton") @ x
     assert len(launch._ready) == 2
+
+
+#: launches, and PyTorch's operations, of a summary, without a mask and with one
+LOOKS: dict[str, tuple[Any, tuple[int, int], tuple[int, int]]] = {
+    "heat map": (rg.Heatmap(16), (3, 1), (5, 1)),
+    "received": (rg.Received(), (3, 0), (4, 0)),
+    "entropy": (rg.Entropy(), (2, 0), (2, 0)),
+    "profile": (rg.Profile(), (4, 0), (4, 0)),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_launches_and_operations_of_a_look(name, launches):
+    summary, *expected = LOOKS[name]
+    q, k = (torch.randn(1, 2, SIDE * SIDE, 16, dtype=torch.bfloat16) for _ in range(2))
+    for mask, want in zip((None, rg.causal), expected, strict=True):
+        term = rg.recipes.t5(2)
+        kernels, operations = counted(
+            lambda: rg.attention(q, k, position=term, mask=mask, engine="triton").summarize(summary),  # noqa: B023
+            launches,
+        )
+        assert (len(kernels), sum(operations.values())) == want, f"{mask}: {kernels} {dict(operations)}"
+
+
+def test_a_launch_whose_numbers_are_known_looks_at_its_pointers(launches):
+    """A table that begins between whole vectors is another kernel, though its layout is known."""
+    from regard.engines.triton import launch
+
+    x = torch.randn(1, 2, 64, 16, dtype=torch.bfloat16)
+    room = torch.randn(2 * 32 + 1)
+    term = rg.recipes.t5(2).requires_grad_(False)
+    for first in (0, 1, 0, 1):
+        term.readout.data = room[first : first + 64].unflatten(0, (2, 32))
+        rg.attention(x, x, position=term, engine="triton") @ x
+    assert len(launch._ready) == 3 and launches.count("lay_kernel") == 4
+
+
+def test_launches_that_are_remembered_are_bounded(launches, monkeypatch):
+    from regard.engines.triton import launch
+
+    monkeypatch.setattr(launch, "CALLS", 3)
+    monkeypatch.setattr(launch, "_starts", {})
+    for size in (16, 32, 48, 64):
+        x = torch.randn(1, 2, size, 16, dtype=torch.bfloat16, requires_grad=True)
+        (rg.attention(x, x, engine="triton") @ x).sum().backward()
+    assert len(launch._called) <= 3 and len(launch._starts) <= 3

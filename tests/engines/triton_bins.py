@@ -161,11 +161,14 @@ CHANGES: dict[str, Callable[[torch.nn.Module, str], None]] = {
     "its data replaced": lambda holder, name: setattr(getattr(holder, name), "data", getattr(holder, name) * 2),
     "replaced": lambda holder, name: setattr(holder, name, torch.nn.Parameter(getattr(holder, name) * 2)),
     "moved to another dtype": lambda holder, name: holder.half(),
+    "laid out another way": lambda holder, name: setattr(
+        getattr(holder, name), "data", (getattr(holder, name) * 2).mT.contiguous().mT
+    ),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", ["one table for all heads", "axes"])
+@pytest.mark.parametrize("name", ["one table for all heads", "axes", "class token", "a larger table on a grid"])
 def test_a_changed_parameter_is_seen(name, change):
     setting = Setting(name)
     before = same(setting)

@@ -11,6 +11,8 @@ Nothing here imports Triton until the engine is used.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
 import logging
 from collections.abc import Callable, Sequence
@@ -56,34 +58,58 @@ def tile(problem: Problem, rows: slice | Tensor, cols: slice | Tensor) -> Tensor
 
 def remark(problem: Problem) -> str | None:
     """What of these tensors, besides their form, sends the work to the tiled engine: for the plan."""
-    reason = unsuited(problem, problem.k)
+    reason = _fit(problem, problem.k)[0]
     return None if reason is None else f"{reason}: the tiled engine computes it"
+
+
+#: what `_fit` has found, by form and shapes, and how many of those are remembered
+_fits: dict[tuple, tuple[str | None, int]] = {}
+FITS = 1024
+
+
+def _fit(problem: Problem, v: Tensor) -> tuple[str | None, int]:
+    """Why these tensors are not for kernels, or None; and how many tokens go around a grid (`border`).
+
+    Shapes alone decide it, and a model comes with the same ones layer after layer.
+    """
+    shapes = tuple([x.shape for x in problem.operands])
+    key = problem.form, problem.q.shape, problem.k.shape, v.shape[-1], problem.starts, shapes
+    found = _fits.get(key)
+    if found is None:
+        reason = unsuited(problem, v)
+        found = reason, _part("border").borders(problem) if reason is None else 0
+        if len(_fits) >= FITS:
+            _fits.clear()
+        _fits[key] = found
+    return found
+
+
+@functools.cache
+def _part(name: str) -> Any:
+    """A module of this engine, and Triton with it, imported when it is first used."""
+    return importlib.import_module(f".{name}", __package__)
 
 
 def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
     """A @ v and the log-sum-exp."""
-    from . import border
-    from .product import product
-
-    reason = unsuited(problem, v)
+    reason, around = _fit(problem, v)
     if reason is not None:
         log.info("triton: %s; the tiled engine computes this product", reason)
         return tiled.forward(spread(problem), v)
     if not v.shape[-1]:  # only the log-sum-exp is asked for: kernels want values to multiply
-        out, lse = product(problem, _ones(v))
+        out, lse = _part("product").product(problem, _ones(v))
         return out[..., :0], lse
-    if count := border.borders(problem):
-        return border.forward(problem, v, count)
-    return product(problem, v)
+    if around:
+        return _part("border").forward(problem, v, around)
+    return _part("product").product(problem, v)
 
 
 def backward(
     problem: Problem, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
     """Gradients of q, k, v and of the operands asked for."""
-    from . import border, gradients, leave
-
-    reason = unsuited(problem, v)
+    gradients = _part("gradients")
+    reason, around = _fit(problem, v)
     if reason is not None:
         log.info("triton: %s; the tiled engine computes this gradient", reason)
         return gradients.through_spread(
@@ -93,8 +119,8 @@ def backward(
         nothing = _ones(out).zero_()
         d_q, d_k, d_v, rest = gradients.backward(problem, _ones(v), nothing, lse, nothing, d_lse, needs)
         return d_q, d_k, d_v[..., :0], rest
-    if count := border.borders(problem):
-        return leave.backward(problem, v, out, lse, d_out, d_lse, needs, count)
+    if around:
+        return _part("leave").backward(problem, v, out, lse, d_out, d_lse, needs, around)
     return gradients.backward(problem, v, out, lse, d_out, d_lse, needs)
 
 
@@ -115,13 +141,11 @@ def reduce(
     lse: Tensor | None = None,
 ) -> list[Any]:
     """Summaries by kernels, to the same states as everywhere. A log-sum-exp that is known saves the first pass."""
-    from .summaries import reduce as look
-
-    reason = unsuited(problem, problem.k)
+    reason = _fit(problem, problem.k)[0]
     if reason is not None:
         log.info("triton: %s; the tiled engine computes these summaries", reason)
         return tiled.reduce(spread(problem), summaries, progress, lse)
-    return look(problem, summaries, progress, lse)
+    return _part("summaries").reduce(problem, summaries, progress, lse)
 
 
 def _ones(x: Tensor) -> Tensor:

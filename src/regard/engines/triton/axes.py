@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...normal import Piece, Problem, each_head
 from .choice import Tiling, interpreted, power
-from .launch import dense_rows, precision, run
+from .launch import Start, again, dense_rows, precision, run
 
 
 class Side(NamedTuple):
@@ -38,6 +38,13 @@ class Side(NamedTuple):
     rows_head: Any
     rows_step: Any
     bins_batch: Any
+
+
+class KnownSide(Side):
+    """The same, with what the compiler sees of it (`launch.look_at`) found already: its very numbers are in it."""
+
+    _fields = Side._fields  # Triton looks for them in the class itself
+    seen: Any = None
 
 
 @triton.jit
@@ -218,18 +225,22 @@ def entry_kernel(
         )  # fmt: skip
 
 
-def side_of(problem: Problem, piece: Piece) -> Side:
+def side_of(problem: Problem, piece: Piece) -> KnownSide:
     """One axis as kernels read it."""
     (axis,), shape = piece.space[1], problem.form.q_geometry[1]
     heads, bins = problem.q.shape[1], None
     u, rows = (dense_rows(each_head(problem.operands[slot], heads)) for slot in piece.slots)
     if piece.lookup >= 0:
         bins = problem.operands[piece.lookup]
-    return Side(
-        u, rows, bins, shape[axis], shape[1 - axis], problem.form.k_geometry[1][axis], rows.shape[2],
+    numbers = (
+        shape[axis], shape[1 - axis], problem.form.k_geometry[1][axis], rows.shape[2],
         step(u, 0), step(u, 1), u.stride(2), step(rows, 0), step(rows, 1), rows.stride(2),
         0 if bins is None else step(bins, 0),
     )  # fmt: skip
+    side = KnownSide(u, rows, bins, *numbers)
+    there = None if bins is None else bins.data_ptr() & 15 == 0
+    side.seen = numbers, u.dtype, u.data_ptr() & 15 == 0, rows.dtype, rows.data_ptr() & 15 == 0, there
+    return side
 
 
 def step(x: Tensor, axis: int) -> int:
@@ -244,7 +255,7 @@ def _flags(problem: Problem, dim: int) -> tuple[Tiling, dict[str, Any]]:
     return Tiling(block, block, 4, 2), flags
 
 
-def meeting(problem: Problem, down: Side, across: Side, factor: float) -> tuple[Tensor, Tensor]:
+def meeting(problem: Problem, down: KnownSide, across: KnownSide, factor: float) -> tuple[Tensor, Tensor]:
     """x of both axes: [batch, heads, p, k, o] of the first, [batch, heads, p, o, k] of the second."""
     batch, heads = problem.sizes[:2]
     tiling, flags = _flags(problem, down.rows.shape[-1])
@@ -253,7 +264,11 @@ def meeting(problem: Problem, down: Side, across: Side, factor: float) -> tuple[
         problem.q.new_empty(batch, heads, across.places, across.others, across.keys),
     )
     first, second = (batch * heads * side.places for side in (down, across))
-    run(meet_kernel, first + second, tiling, *xs, down, across, heads, first, factor, **flags)
+    again(
+        (meet_kernel, down.seen, across.seen, batch, heads, factor, problem.q.dtype, problem.q.device, *flags.values()),
+        xs, (down, across),
+        lambda: Start(problem.q.device, meet_kernel, first + second, tiling, heads, first, factor, **flags),
+    )  # fmt: skip
     return xs
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...normal import Form, Problem, each_head, product_buffer
 from .choice import Tiling, interpreted, power
-from .launch import dense_rows, precision, run
+from .launch import Start, again, dense_rows, precision
 from .lay import full_table
 from .product import product
 from .tiles import matrix
@@ -73,7 +73,7 @@ class Border:
         q, k = problem.q[:, :, count:], problem.k[:, :, count:]
         self.inner = problem._replace(form=form, q=q, k=k)
         (piece, *others), bins, first = form.pieces, None, 0
-        table = each_head(problem.operands[piece.slots[0]], problem.q.shape[1])
+        table = dense_rows(each_head(problem.operands[piece.slots[0]], problem.q.shape[1]))
         if others:
             table = self.table()
         elif piece.lookup >= 0:
@@ -84,6 +84,12 @@ class Border:
         self.alone = Alone(
             table, bins, 0 if len(table) == 1 else table.stride(0), 0 if table.shape[1] == 1 else table.stride(1),
             first, table.shape[-1],
+        )  # fmt: skip
+        at = 0 if bins is None else bins.data_ptr()
+        #: all that launches follow from, besides shapes and strides of what they are given
+        self.alike = (
+            count, problem.scale, *self.alone[2:], table.dtype, table.data_ptr() & 15 == 0, bins is None, at & 15 == 0,
+            q.device, q.dtype, precision(q.dtype),
         )  # fmt: skip
 
     def table(self) -> Tensor:
@@ -104,13 +110,21 @@ class Border:
         spans = -(-k_len // chunk)
         room = lambda *shape: torch.empty(batch, heads, spans, rows, *shape, dtype=torch.float32, device=q.device)  # noqa: E731
         found = Looked(room(), room(), room(v_dim) if values else None, spans)
-        run(
-            rows_kernel, batch * heads * spans, Tiling(block, block, 4, 1),
-            q, k, v, *found[:3], self.alone, heads, k_len, count, spans, self.problem.scale,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads // k.shape[1], heads // v.shape[1],
-            **widths_of(q, v), BLOCK_U=rows, BLOCK_K=block, CHUNK=chunk, PRECISION=precision(q.dtype),
+        again(
+            (rows_kernel, values, *self.alike, *_laid(q, k, v)), (q, k, v, *found[:3]), (self.alone,),
+            lambda: Start(
+                q.device, rows_kernel, batch * heads * spans, Tiling(block, block, 4, 1),
+                heads, k_len, count, spans, self.problem.scale,
+                *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads // k.shape[1], heads // v.shape[1],
+                **widths_of(q, v), BLOCK_U=rows, BLOCK_K=block, CHUNK=chunk, PRECISION=precision(q.dtype),
+            ),
         )  # fmt: skip
         return found
+
+
+def _laid(*tensors: Tensor) -> list:
+    """How some tensors lie."""
+    return [y for x in tensors for y in (x.shape, x.stride())]
 
 
 class Looked(NamedTuple):
@@ -265,10 +279,14 @@ def forward(problem: Problem, v: Tensor, count: int) -> tuple[Tensor, Tensor]:
     lse = torch.empty(batch, heads, q_len, dtype=torch.float32, device=v.device)
     q, k, v = (dense_rows(x) for x in (problem.q, problem.k, v))
     looked, block = border.look(q, k, v, True), 16 if interpreted() else 64
-    run(
-        join_kernel, -(-(q_len - count) // block) * batch * heads, Tiling(block, 1, 4, 1),
-        q, k, v, part, *looked[:3], out, lse, border.alone, heads, q_len, count, looked.spans, problem.scale,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], heads // k.shape[1], heads // v.shape[1],
-        **widths_of(q, v), BLOCK_Q=block, BLOCK_U=power(count),
+    again(
+        (join_kernel, *border.alike, *_laid(q, k, v, out)), (q, k, v, part, *looked[:3], out, lse), (border.alone,),
+        lambda: Start(
+            q.device, join_kernel, -(-(q_len - count) // block) * batch * heads, Tiling(block, 1, 4, 1),
+            heads, q_len, count, looked.spans, problem.scale,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
+            heads // k.shape[1], heads // v.shape[1],
+            **widths_of(q, v), BLOCK_Q=block, BLOCK_U=power(count),
+        ),
     )  # fmt: skip
     return out, lse

@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .choice import Tiling, interpreted, power
-from .given import Given
-from .launch import run
+from .given import Known
+from .launch import Start, again
 from .tiles import shift_of
 
 
@@ -142,16 +142,19 @@ def by_bins(entries: Tensor, index: Tensor, bins: int) -> Tensor:
     rows, heads, size, dim = entries.shape
     grad = torch.empty(1, heads, bins, dim, dtype=torch.float32, device=entries.device)
     block = 64 if interpreted() else max(16, 1024 // power(dim, 1))
-    run(
-        bins_kernel, heads * bins, Tiling(block, 1, 4, 1),
-        entries, index, grad, heads, rows, index.shape[-1], size, 0 if len(index) == 1 else index.stride(0), bins, dim,
-        BLOCK=block, BLOCK_F=power(dim, 1),
+    again(
+        (bins_kernel, entries.shape, entries.device, index.shape, index.stride(), bins), (entries, index, grad), (),
+        lambda: Start(
+            entries.device, bins_kernel, heads * bins, Tiling(block, 1, 4, 1),
+            heads, rows, index.shape[-1], size, 0 if len(index) == 1 else index.stride(0), bins, dim,
+            BLOCK=block, BLOCK_F=power(dim, 1),
+        ),
     )  # fmt: skip
     return grad
 
 
 def on_line(
-    given: Given, sums: Tensor, far: tuple[Tensor, Tensor] | None, begin: int, heads: int, rows: int,
+    given: Known, sums: Tensor, far: tuple[Tensor, Tensor] | None, begin: int, heads: int, rows: int,
     index: Tensor | None, bins: int,
 ) -> Tensor:  # fmt: skip
     """A table's gradient on a line, [rows, heads, n]: `rows` of its own, `heads` of its own.
@@ -166,11 +169,15 @@ def on_line(
     block = 64 if interpreted() else 512
     left, right = far if far is not None else (None, None)
     batch = 0 if left is None else len(left)
-    run(
-        line_kernel, -(-entries // block) * rows * heads, Tiling(block, 1, 4, 1),
-        sums, left, right, index, grad, given, all_heads, all_heads // heads, own // rows, batch // rows, count,
-        (begin - 1) * wide + given.k_len - 1, entries, grad.shape[-1],
-        PARTS=parts, WIDE=wide, BLOCK=block, FAR=far is not None, SCATTER=index is not None,
+    again(
+        (line_kernel, given.seen, sums.shape, sums.device, batch, begin, heads, rows, index is None, bins),
+        (sums, left, right, index, grad), (given,),
+        lambda: Start(
+            sums.device, line_kernel, -(-entries // block) * rows * heads, Tiling(block, 1, 4, 1),
+            all_heads, all_heads // heads, own // rows, batch // rows, count,
+            (begin - 1) * wide + given.k_len - 1, entries, grad.shape[-1],
+            PARTS=parts, WIDE=wide, BLOCK=block, FAR=far is not None, SCATTER=index is not None,
+        ),
     )  # fmt: skip
     return grad
 
@@ -187,10 +194,14 @@ def on_grid(
     room = torch.empty if full else torch.zeros
     size = lines * (2 * wide - 1) + 3 if index is None else bins
     grad = room(rows, heads, size, dtype=torch.float32, device=sums.device)
-    run(
-        grid_kernel, lines * rows * heads, Tiling(16, 1, 4, 1),
-        sums, index, grad, all_heads, all_heads // heads, own // rows, count,
-        begin, lines, k_high - 1, wide, grad.shape[-1], tile_q, tile_k, bins,
-        WIDE=power(wide, 1), WHOLE=whole, SCATTER=index is not None,
+    again(
+        (grid_kernel, sums.shape, sums.device, begin, shapes, whole, heads, rows, index is None, bins),
+        (sums, index, grad), (),
+        lambda: Start(
+            sums.device, grid_kernel, lines * rows * heads, Tiling(16, 1, 4, 1),
+            all_heads, all_heads // heads, own // rows, count,
+            begin, lines, k_high - 1, wide, grad.shape[-1], tile_q, tile_k, bins,
+            WIDE=power(wide, 1), WHOLE=whole, SCATTER=index is not None,
+        ),
     )  # fmt: skip
     return grad

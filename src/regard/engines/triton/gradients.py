@@ -18,7 +18,7 @@ from .choice import Tiling, diagonal_tiling, key_tiling, power, query_tiling
 from .collect import by_bins, on_grid, on_line
 from .diagonal import diagonal_kernel
 from .given import Given, Sums
-from .launch import added, dense_rows, is_ragged, on_lines, precision, run
+from .launch import Start, added, again, dense_rows, is_ragged, on_lines, precision
 from .prepare import Prepared, prepare, spans, turned
 from .reverse import ROOM, inner_kernel, key_kernel, query_kernel
 from .tune import tuned
@@ -56,11 +56,20 @@ class _Backward:
         self.inner = self.ends[1][..., :q_len]
         block = min(max(16, 4096 // power(self.dims[1])), ROOM.value)
         tiling = query_tiling(*self.dims, self.k.dtype, "nothing")
-        run(
-            inner_kernel, whole // block * batch * heads, tiling,
-            out, self.d_out, self.lse, d_lse, *self.ends, heads, q_len,
-            *out.stride()[:3], *self.d_out.stride()[:3], *d_lse.stride(),
-            V_DIM=self.dims[1], BLOCK_V=power(self.dims[1]), BLOCK_Q=block,
+        self.device = self.q.device
+        self.alike = (
+            self.made.given.seen, self.device, self.k.dtype, precision(self.k.dtype), tuple(needs), outside is None,
+            *[x.shape for x in (self.q, self.k, self.v)],
+            *[x.stride() for x in (self.q, self.k, self.v, self.d_out)],
+        )  # fmt: skip
+        again(
+            (inner_kernel, self.alike, out.stride(), d_lse.stride(), out.dtype, d_lse.dtype),
+            (out, self.d_out, self.lse, d_lse, *self.ends), (),
+            lambda: Start(
+                self.device, inner_kernel, whole // block * batch * heads, tiling,
+                heads, q_len, *out.stride()[:3], *self.d_out.stride()[:3], *d_lse.stride(),
+                V_DIM=self.dims[1], BLOCK_V=power(self.dims[1]), BLOCK_Q=block,
+            ),
         )  # fmt: skip
 
     def room(self, *shape: int) -> Tensor:
@@ -192,14 +201,17 @@ class _Backward:
             down=self.q.new_empty(columns, batch, heads, q_len * given.axes.high) if axes else None,
             across=self.q.new_empty(batch, heads, q_len * given.axes.wide) if axes else None,
         )
-        d_q = torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
-        run(
-            query_kernel, -(-q_len // tiling.block_q) * batch * heads, tiling,
-            self.q, self.k, self.v, self.d_out, *self.ends, d_q,
-            spans(given, tiling.block_q, tiling.block_k, batch, self.q.device), wanted, *self._common(),
-            heads // self.k.shape[1], heads // self.v.shape[1],
-            **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k,
-            BACKWARDS=bool(given.mask) and given.mask.lo is not None, RAGGED=is_ragged(given, tiling),
+        d_q = torch.empty(self.q.shape, dtype=self.q.dtype, device=self.device)
+        again(
+            (query_kernel, tiling, tabled, self.alike),
+            (self.q, self.k, self.v, self.d_out, *self.ends, d_q),
+            (spans(given, tiling.block_q, tiling.block_k, batch, self.device), wanted),
+            lambda: Start(
+                self.device, query_kernel, -(-q_len // tiling.block_q) * batch * heads, tiling,
+                *self._common(), heads // self.k.shape[1], heads // self.v.shape[1],
+                **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k,
+                BACKWARDS=bool(given.mask) and given.mask.lo is not None, RAGGED=is_ragged(given, tiling),
+            ),
         )  # fmt: skip
         return d_q, wanted
 
@@ -248,13 +260,16 @@ class _Backward:
             )
             for x in (self.k, self.v)
         )  # fmt: skip
-        run(
-            key_kernel, blocks * batch * shared, tiling,
-            self.q, self.k, self.v, self.d_out, *self.ends, d_k, d_v,
-            spans(given, tiling.block_q, tiling.block_k, batch, self.q.device), wanted, *self._common(),
-            shared, heads // self.k.shape[1], heads // self.v.shape[1], columns, 1.0,
-            **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, RAGGED=is_ragged(given, tiling),
-            GROUP=heads // shared,
+        again(
+            (key_kernel, tiling, self.alike),
+            (self.q, self.k, self.v, self.d_out, *self.ends, d_k, d_v),
+            (spans(given, tiling.block_q, tiling.block_k, batch, self.device), wanted),
+            lambda: Start(
+                self.device, key_kernel, blocks * batch * shared, tiling,
+                *self._common(), shared, heads // self.k.shape[1], heads // self.v.shape[1], columns, 1.0,
+                **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, RAGGED=is_ragged(given, tiling),
+                GROUP=heads // shared,
+            ),
         )  # fmt: skip
         return d_k, d_v, wanted
 
@@ -274,11 +289,14 @@ class _Backward:
         shape = (tiling.block_q, tiling.block_k) if whole else (tiling.block_q // tiling.block_k + 1, tiling.block_k)
         sums = torch.empty(own * heads, count, *shape, dtype=torch.float32, device=self.q.device)
         if count:
-            run(
-                diagonal_kernel, own * heads * count, tiling,
-                self.q, self.k, self.v, self.d_out, *self.ends, self.fix, sums, given, *self._common(),
-                heads // self.k.shape[1], heads // self.v.shape[1], begin, count, batch // own,
-                **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, WHOLE=whole,
+            again(
+                (diagonal_kernel, tiling, self.alike),
+                (self.q, self.k, self.v, self.d_out, *self.ends, self.fix, sums), (given,),
+                lambda: Start(
+                    self.device, diagonal_kernel, own * heads * count, tiling,
+                    *self._common(), heads // self.k.shape[1], heads // self.v.shape[1], begin, count, batch // own,
+                    **self._flags(), BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, WHOLE=whole,
+                ),
             )  # fmt: skip
         sums = sums.view(own, heads, count, *shape)
         rows = batch if given.table.batch else 1

@@ -38,9 +38,9 @@ def is_easy(given: Given) -> bool:
     return not parts and given.softcap is None and given.scale >= 0 and not (given.slope and given.axes)
 
 
-def is_plain(given: Given) -> bool:
-    """Nothing but scale * q·k."""
-    return is_easy(given) and not (given.row or given.table or given.axes or given.slope)
+def is_bare(given: Given) -> bool:
+    """Nothing but scale * q·k, and a table."""
+    return is_easy(given) and not (given.row or given.axes or given.slope)
 
 
 def on_lines(tiling: Tiling, given: Given) -> Tiling:
@@ -71,13 +71,15 @@ class Ready(NamedTuple):
 
 #: kernels that are compiled, by all that the compiler looks at; and by the very numbers of a call, which is quicker
 _ready: dict[tuple, Ready] = {}
-_called: dict[tuple, Ready] = {}
+_called: dict[Any, Ready] = {}
+#: where tensors stand among arguments of some types, and where tuples do
+_places: dict[tuple, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 #: calls that are remembered: every length of a decoder's steps is one
 CALLS = 4096
 
 
-def run(kernel: Any, programs: int, tiling: Tiling, *args: Any, **flags: Any) -> None:
-    """Launch a kernel; the first call of a structure compiles, and says so.
+def run(kernel: Any, programs: int, tiling: Tiling, *args: Any, **flags: Any) -> Ready | None:
+    """Launch a kernel; the first call of a structure compiles, and says so. Gives what is to be started next time.
 
     Later calls go past Triton's own search for the compiled kernel, which takes longer than all else that is done
     before a launch: it looks at every argument in Python. Pointers are handed over as numbers: a tensor would be asked
@@ -85,41 +87,97 @@ def run(kernel: Any, programs: int, tiling: Tiling, *args: Any, **flags: Any) ->
     """
     if INTERPRETED:
         _tell(kernel, tuple(flags.items()), lambda: kernel[(programs,)](*args, **flags, **options_of(tiling)))
-        return
+        return None
     device = args[0].device.index
-    if device != torch.cuda.current_device():
+    if device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
             return run(kernel, programs, tiling, *args, **flags)
-    key: list = [id(kernel), tiling, device, *flags.values()]
-    plain: list = []
-    say, hand = key.append, plain.append
-    for x in args:
-        if type(x) is int:
-            say(x)
-            hand(x)
-        elif isinstance(x, Tensor):
-            at = x.data_ptr()
-            say(x.dtype)
-            say(at & 15 == 0)
-            hand(at)
-        else:
-            say(_seen(x))
-            hand(x)
-    exact = tuple(key)
+    kinds = (*map(type, args),)
+    places = _places.get(kinds)
+    if places is None:
+        places = _places[kinds] = _sorted(kinds)
+    handed, said, low = list(args), list(args), 0
+    for n in places[0]:
+        x = args[n]
+        handed[n] = at = x.data_ptr()
+        said[n] = x.dtype
+        low |= at
+    for n in places[1]:
+        said[n] = _seen(args[n])
+    if low & 15:  # some pointer is not at a whole vector: the compiler wants to know which
+        said += [x.data_ptr() & 15 == 0 for x in args if isinstance(x, Tensor)]
+    exact = (id(kernel), tiling, device, kinds, *flags.values(), *said)
     ready = _called.get(exact)
     if ready is None:
-        key = [id(kernel), tiling, device, *flags.values()]
+        key: list = [id(kernel), tiling, device, *flags.values()]
         look_at(args, key.append)
         shape = tuple(key)
         ready = _ready.get(shape)
         if ready is None:
             made = _tell(kernel, shape, lambda: kernel[(programs,)](*args, **flags, **options_of(tiling)))
-            _ready[shape] = Ready(made, tuple(flags[name] for name in kernel.arg_names[len(args) :]))
+            ready = Ready(made, tuple(flags[name] for name in kernel.arg_names[len(args) :]))
+            _ready[shape] = ready
+            return ready
+        _keep(exact, ready)
+    start(ready.kernel, programs, device, (*handed, *ready.rest))
+    return ready
+
+
+class Start:
+    """A launch whose numbers are known: what changes from call to call are tensors, and tuples that look alike.
+
+    The tensors come first. They have the same dtypes and are on the same device every time: who keeps a launch keeps it
+    by those.
+    """
+
+    def __init__(self, device: torch.device, kernel: Any, programs: int, tiling: Tiling, *numbers: Any, **flags: Any):
+        self.device, self.kernel, self.programs, self.tiling = device.index, kernel, programs, tiling
+        self.numbers, self.flags = numbers, flags
+
+    def __call__(self, tensors: tuple[Tensor | None, ...], *more: tuple) -> None:
+        low, handed = 0, []
+        for x in tensors:
+            at = None if x is None else x.data_ptr()
+            handed.append(at)
+            low |= at or 0
+        # which pointers are not at whole vectors, the compiler wants to know
+        call = (self, *[(at or 0) & 15 == 0 for at in handed]) if low & 15 else self
+        ready = _called.get(call)
+        if ready is not None and self.device == torch._C._cuda_getDevice():
+            start(ready.kernel, self.programs, self.device, (*handed, *more, *self.numbers, *ready.rest))
             return
-        if len(_called) >= CALLS:
-            _called.clear()
-        _called[exact] = ready
-    start(ready.kernel, programs, device, (*plain, *ready.rest))
+        ready = run(self.kernel, self.programs, self.tiling, *tensors, *more, *self.numbers, **self.flags)
+        if ready is not None:
+            _keep(call, ready)
+
+
+#: launches by what chooses their numbers
+_starts: dict[tuple, Start] = {}
+
+
+def again(key: tuple, tensors: tuple[Tensor | None, ...], tuples: tuple, make: Callable[[], Start]) -> None:
+    """Launch what was launched before for the same key, or what `make` makes: a pass comes with one layer after layer.
+
+    The key says all that the numbers and flags follow from, and what the compiler sees of tensors and tuples.
+    """
+    known = _starts.get(key)
+    if known is None:
+        if len(_starts) >= CALLS:
+            _starts.clear()
+        known = _starts[key] = make()
+    known(tensors, *tuples)
+
+
+def _keep(call: Any, ready: Ready) -> None:
+    if len(_called) >= CALLS:
+        _called.clear()
+    _called[call] = ready
+
+
+def _sorted(kinds: tuple[type, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which arguments of these types are tensors, and which are tuples; all others stand for themselves."""
+    tensors = tuple(n for n, kind in enumerate(kinds) if issubclass(kind, Tensor))
+    return tensors, tuple(n for n, kind in enumerate(kinds) if issubclass(kind, tuple))
 
 
 def start(kernel: Any, programs: int, device: int, args: tuple) -> None:
@@ -142,7 +200,7 @@ def options_of(tiling: Tiling) -> dict[str, int]:
 
 
 def _seen(x: Any) -> Any:
-    """What the compiler sees of one argument that is neither a number nor a tensor."""
+    """What the compiler sees of one argument that is a tuple."""
     known = getattr(x, "seen", None)
     if known is not None:
         return known

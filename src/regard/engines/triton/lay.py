@@ -8,19 +8,20 @@ Turned tiles read it the other way round; a backward pass wants both.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...normal import Piece, Problem, each_head
+from ...normal import Form, Piece, Problem, each_head
 from ...tables import constant
 from .choice import Tiling, interpreted
 from .given import Operand, Toeplitz
-from .launch import run
+from .launch import Start
 
 LOG2E = 1.4426950408889634
 #: room after a table for tiles that reach past the end
@@ -93,61 +94,88 @@ def _laying(space: tuple, q_geometry: tuple, k_geometry: tuple, entries: int, it
     return Laying(copies, pitch, line, size, stride, pitch_of_line)
 
 
+class Layout(NamedTuple):
+    """All of a layout but its tensors: the launch, the room it fills, and what kernels are told of each side."""
+
+    number: int  # no two have the same
+    start: Start
+    room: tuple[int, ...]
+    sides: tuple[tuple[Any, ...], ...]  # of `Toeplitz`, after the pointer and before the gate
+    reach: int | None
+
+
+_numbers = itertools.count()
+#: layouts that are remembered for one form and its shapes
+LAYOUTS = 16
+
+
 def toeplitz(
-    problem: Problem, pieces: Sequence[Piece], both: bool, gate: Operand | tuple[()], dtype: torch.dtype
-) -> tuple[Toeplitz, ...]:  # fmt: skip
-    """The sum of tables for tiles; if `both`, for turned ones too."""
-    form, piece = problem.form, pieces[0]
-    bins, entries = None, 0
+    problem: Problem, pieces: Sequence[Piece], both: bool, gate: Operand | tuple[()], dtype: torch.dtype,
+    known: dict[tuple, Layout],
+) -> tuple[int, tuple[Toeplitz, ...]]:  # fmt: skip
+    """The sum of tables for tiles; if `both`, for turned ones too. And the number of their layout, which is `known`."""
+    piece, bins = pieces[0], None
     if len(pieces) == 1:
         table = each_head(problem.operands[piece.slots[0]], problem.q.shape[1])
         if piece.lookup >= 0:
             bins = problem.operands[piece.lookup]
-            entries = bins.shape[-1]
     else:
         tables = [full_table(problem, each) for each in pieces]
         table = sum(tables[1:], tables[0])
-    table = table if table.stride(-1) == 1 else table.contiguous()
-    batch, heads, count = table.shape
-    entries = entries or count
+    strides = table.stride()
+    if strides[-1] != 1:
+        table = table.contiguous()
+        strides = table.stride()
+    key = strides, table.dtype, table.device, None if bins is None else bins.stride(), both, dtype
+    plan = known.get(key)
+    if plan is None:
+        plan = _layout(problem.form, pieces, table, bins, both, dtype)
+        if not table.is_cuda or not torch.cuda.is_current_stream_capturing():  # what a graph makes belongs to it
+            if len(known) >= LAYOUTS:
+                known.clear()
+            known[key] = plan
+    laid = torch.empty(plan.room, dtype=dtype, device=table.device)
+    plan.start((table, bins, laid))
+    gated = _constant(bool(gate))
+    if not both:
+        return plan.number, (Toeplitz._make((laid, *plan.sides[0], gate, gated, plan.reach)),)
+    sides = [Toeplitz._make((laid[n], *side, gate, gated, plan.reach)) for n, side in enumerate(plan.sides)]
+    return plan.number, tuple(sides)
+
+
+def _layout(
+    form: Form, pieces: Sequence[Piece], table: Tensor, bins: Tensor | None, both: bool, dtype: torch.dtype
+) -> Layout:  # fmt: skip
+    (batch, heads, count), device, space = table.shape, table.device, pieces[0].space
     shared = 1 if bins is None else len(bins)
     batch = max(batch, shared)
-    plan = _laying(piece.space, form.q_geometry, form.k_geometry, entries, dtype.itemsize)
-    sides = 2 if both else 1
-    laid = torch.empty(sides, batch, heads, plan.copies, plan.stride, dtype=dtype, device=table.device)
+    plan = _laying(
+        space, form.q_geometry, form.k_geometry, count if bins is None else bins.shape[-1], dtype.itemsize
+    )  # fmt: skip
+    sides, rows = 2 if both else 1, batch * heads
     block = 16 if interpreted() else 1024
     blocks = -(-plan.stride // block)
-    rows = batch * heads
-    run(
-        lay_kernel, blocks * sides * rows * plan.copies, Tiling(block, 1, 4, 1),
-        table, bins, laid, blocks, plan.copies, heads, count,
+    start = Start(
+        device, lay_kernel, blocks * sides * rows * plan.copies, Tiling(block, 1, 4, 1),
+        blocks, plan.copies, heads, count,
         0 if len(table) == 1 else table.stride(0), 0 if heads == 1 else table.stride(1),
         0 if bins is None or shared == 1 else bins.stride(0),
         rows, plan.stride, plan.size, plan.line, plan.pitch_of_line, LOG2E, REVERSED=True, BLOCK=block,
     )  # fmt: skip
     size = plan.copies * plan.stride
     steps = 0 if batch == 1 else heads * size, 0 if heads == 1 else size
-    return tuple(
-        _toeplitz(problem, pieces, plan, laid[side] if both else laid, steps, gate, bool(side)) for side in range(sides)
-    )
-
-
-def _toeplitz(
-    problem: Problem, pieces: Sequence[Piece], plan: Laying, laid: Tensor, steps: tuple[int, int],
-    gate: Operand | tuple[()], by_key: bool,
-) -> Toeplitz:  # fmt: skip
-    near, width, reach = None, None, None
-    if pieces[0].space[0] == "line":
-        reaches = [piece.reach for piece in pieces]
-        reach = None if None in reaches else max(r for r in reaches if r is not None)
-    else:
-        (q_high, q_wide), (k_high, k_wide) = problem.form.q_geometry[1], problem.form.k_geometry[1]
-        near = _near(*((k_high, k_wide) if by_key else (q_high, q_wide)), plan.pitch, laid.device)
-        width = _constant(q_wide if by_key else k_wide)
-    return Toeplitz(
-        laid, *steps, plan.stride, _constant(plan.copies), _constant(by_key), near, width, plan.pitch,
-        gate, _constant(bool(gate)), reach,
-    )  # fmt: skip
+    told = []
+    for by_key in range(sides):
+        near, width = None, None
+        if space[0] != "line":
+            (q_high, q_wide), (k_high, k_wide) = form.q_geometry[1], form.k_geometry[1]
+            near = _near(*((k_high, k_wide) if by_key else (q_high, q_wide)), plan.pitch, device)
+            width = _constant(q_wide if by_key else k_wide)
+        told.append((*steps, plan.stride, _constant(plan.copies), _constant(bool(by_key)), near, width, plan.pitch))
+    reaches = [piece.reach for piece in pieces]
+    reach = None if space[0] != "line" or None in reaches else max(r for r in reaches if r is not None)
+    room = (sides, batch, heads, plan.copies, plan.stride)
+    return Layout(next(_numbers), start, room, tuple(told), reach)
 
 
 @functools.lru_cache(maxsize=256, typed=True)

@@ -17,7 +17,7 @@ from ...normal import Problem
 from . import gradients
 from .border import Border, Looked, alone_of, ends_of, few_logits, widths_of
 from .choice import Tiling, interpreted, power
-from .launch import dense_rows, precision, run
+from .launch import Start, again, dense_rows, precision, run
 from .tiles import matrix
 
 
@@ -233,10 +233,14 @@ def backward(
     from_k, from_v, d_column, d_q = room(blocks, count, dim), room(blocks, count, v_dim), room(blocks, count), like(q)
     steps = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *d_out.stride()[:3]
     steps = *steps, *lse.stride(), *d_lse.stride(), heads // k.shape[1], heads // v.shape[1]
-    run(
-        leave_kernel, blocks * batch * heads, tiling,
-        q, k, v, out, d_out, lse, d_lse, ours[0], d_q, from_k, from_v, d_column, border.alone,
-        heads, q_len, count, scale, *steps, **widths, BLOCK_Q=block,
+    alike = *border.alike, q.shape, k.shape, v.shape, steps, out.dtype, d_lse.dtype
+    again(
+        (leave_kernel, *alike),
+        (q, k, v, out, d_out, lse, d_lse, ours[0], d_q, from_k, from_v, d_column), (border.alone,),
+        lambda: Start(
+            q.device, leave_kernel, blocks * batch * heads, tiling,
+            heads, q_len, count, scale, *steps, **widths, BLOCK_Q=block,
+        ),
     )  # fmt: skip
     wide = 16 if interpreted() else 64 if max(dim, v_dim) <= 64 else 32
     key_blocks = -(-k_len // wide)
@@ -244,11 +248,19 @@ def backward(
     sides = [(d_k, d_v)] if k.shape[1] == v.shape[1] else [(d_k, None), (None, d_v)]
     for to_k, to_v in sides:
         shared = k.shape[1] if to_k is not None else v.shape[1]
-        run(
-            few_kernel, key_blocks * batch * shared, tiling,
-            q, k, v, out, d_out, lse, d_lse, looked.top, looked.total, ours[1], ours[2], from_k, from_v, to_k, to_v,
-            d_row, few, border.alone, heads, shared, k_len, count, looked.spans, blocks, scale, *steps,
-            **widths, BLOCK_U=power(count), BLOCK_K=wide, GROUP=heads // shared, PRECISION=precision(q.dtype),
+        again(
+            (few_kernel, shared, to_k is None, to_v is None, *alike),
+            (
+                q, k, v, out, d_out, lse, d_lse, looked.top, looked.total, ours[1], ours[2], from_k, from_v, to_k, to_v,
+                d_row, few,
+            ),
+            (border.alone,),
+            lambda: Start(
+                q.device, few_kernel, key_blocks * batch * shared, tiling,  # noqa: B023
+                heads, shared, k_len, count, looked.spans, blocks, scale, *steps,  # noqa: B023
+                **widths, BLOCK_U=power(count), BLOCK_K=wide, GROUP=heads // shared,  # noqa: B023
+                PRECISION=precision(q.dtype),
+            ),
         )  # fmt: skip
     programs, found, some = batch * heads * count, list(within[3]), 16 if interpreted() else 64
     pieces = [piece for piece in problem.form.pieces if needs[piece.slots[0]]]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton.language as tl
@@ -25,11 +25,11 @@ from torch import Tensor
 
 from ...normal import BINS, Form, Piece, Problem, each_head
 from ..tiled.places import coordinates
-from .axes import Side, meeting, side_of
+from .axes import KnownSide, Side, meeting, side_of
 from .choice import mask_parts
 from .given import Axes, Gathered, Given, Has, Known, Mask, Operand, Toeplitz
 from .launch import look_at
-from .lay import LOG2E, full_table, toeplitz
+from .lay import LOG2E, Layout, full_table, toeplitz
 
 __all__ = ["LOG2E", "Prepared", "prepare", "spans", "turned"]
 
@@ -70,10 +70,13 @@ class Shape(NamedTuple):
     more: bool  # there are others than those of tables and axes
     given: Known  # without tensors
     has: list[Has]  # once it is known
+    laid: dict[tuple, Layout]  # of its table
 
 
+Some = TypeVar("Some", bound=Given)
 _numbers = itertools.count()
 _FIELD = {name: at for at, name in enumerate(Given._fields)}
+_TABLE, _AXES = _FIELD["table"], _FIELD["axes"]
 
 
 def prepare(problem: Problem, both: bool = False, dtype: torch.dtype | None = None) -> Prepared:
@@ -91,29 +94,36 @@ def prepare(problem: Problem, both: bool = False, dtype: torch.dtype | None = No
     table: Any = ()
     other: Any = ()
     axes: Any = ()
-    sides: tuple[Side, ...] = ()
+    sides: tuple[KnownSide, ...] = ()
+    layout = gate = -1
     if ways.tabled:
         gate = ways.tabled[0].gate
-        laid = toeplitz(
+        layout, laid = toeplitz(
             problem, ways.tabled, both, () if gate < 0 else _operand([_plain(problem, gate).squeeze(-1)]),
-            dtype or problem.q.dtype,
+            dtype or problem.q.dtype, shape.laid,
         )  # fmt: skip
         table, other = laid[0], laid[1] if both else ()
     if ways.axes:
         sides = tuple(side_of(problem, piece) for piece in ways.axes)
         axes = Axes(*meeting(problem, sides[0], sides[1], LOG2E), *form.q_geometry[1], *form.k_geometry[1])
-    tensors: dict[str, Any] = {"table": table, "axes": axes}
-    if shape.more:
-        tensors |= _others(problem, ways)
     values = list(shape.given)
-    for name, x in tensors.items():
+    values[_TABLE], values[_AXES] = table, axes
+    more: dict[str, Any] = _others(problem, ways) if shape.more else {}
+    for name, x in more.items():
         values[_FIELD[name]] = x
     if not shape.has:
         shape.has.append(_has(Given(*values), problem.q.dtype))
     values[0] = shape.has[0]
-    given = Known(*values)
+    given = tuple.__new__(Known, values)
+    if gate < 0 and not more:
+        low = table.ptr.data_ptr() if table else 0
+        if axes:
+            low |= axes.down.data_ptr() | axes.across.data_ptr()
+        if not low & 15:  # laid out as often before
+            given.seen = shape.number, layout
+            return Prepared(given, *ways, other, sides)
     seen: list = [shape.number]
-    look_at(tuple(tensors.values()), seen.append)
+    look_at((table, axes, *more.values()), seen.append)
     given.seen = tuple(seen)
     return Prepared(given, *ways, other, sides)
 
@@ -169,7 +179,7 @@ def _shape(
     given = given._replace(has=_has(given, dtype))
     number = next(_numbers)
     given.seen = (number,)
-    return Shape(number, ways, not form.pieces and not more, more, given, [])
+    return Shape(number, ways, not form.pieces and not more, more, given, [], {})
 
 
 def _has(given: Given, dtype: torch.dtype) -> Has:
@@ -347,7 +357,7 @@ def _mask(problem: Problem) -> Mask | tuple[()]:
     return Mask(**found)
 
 
-def spans(given: Given, block_q: int, block_k: int, batch: int, device: torch.device) -> Given:
+def spans(given: Some, block_q: int, block_k: int, batch: int, device: torch.device) -> Some:
     """The same, with the tiles that ids let each block of queries and of keys meet."""
     mask = given.mask
     if not mask or mask.q_ids is None:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ...normal import Problem, product_buffer
 from .choice import Tiling, forward_tiling, power
-from .launch import added, dense_rows, is_easy, is_ragged, on_lines, precision, run
+from .given import Known
+from .launch import Start, added, again, dense_rows, is_easy, is_ragged, on_lines, precision
 from .prepare import prepare, spans
 from .tiles import (
     across_of,
@@ -288,28 +289,33 @@ def forward_kernel(
 
 def product(problem: Problem, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A @ v, written to `out` if that is given, and the log-sum-exp."""
-    batch, heads, q_len, _ = problem.sizes
-    q, k, v = (dense_rows(x) for x in (problem.q, problem.k, v))
-    dim, v_dim = q.shape[-1], v.shape[-1]
+    q, k, v = dense_rows(problem.q), dense_rows(problem.k), dense_rows(v)
     given = prepare(problem).given
     out = product_buffer(problem, v) if out is None else out
-    lse = torch.empty(batch, heads, q_len, dtype=torch.float32, device=q.device)
-    kind = dim, v_dim, k.dtype, added(given)
-    fixed = k.dtype != torch.float16
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    kind = q.shape[-1], v.shape[-1], k.dtype, added(given)
+    tiling = tuned("forward", kind, forward_tiling(*kind), lambda tiling: _start(tiling, given, q, k, v, out, lse))
+    _start(tiling, given, q, k, v, out, lse)
+    return out, lse
 
-    def start(tiling: Tiling) -> None:
-        tiling = on_lines(tiling, given)
-        run(
-            forward_kernel, -(-q_len // tiling.block_q) * batch * heads, tiling,
-            q, k, v, out, lse, spans(given, tiling.block_q, tiling.block_k, batch, q.device),
+
+def _start(tiling: Tiling, given: Known, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> None:
+    (batch, heads, q_len, dim), v_dim = q.shape, v.shape[-1]
+    tiling, rounding, fixed = on_lines(tiling, given), precision(k.dtype), k.dtype != torch.float16
+    again(
+        (
+            forward_kernel, given.seen, tiling, rounding, q.device, k.dtype, out.dtype, q.shape, k.shape, v.shape,
+            q.stride(), k.stride(), v.stride(), out.stride(),
+        ),
+        (q, k, v, out, lse), (spans(given, tiling.block_q, tiling.block_k, batch, q.device),),
+        lambda: Start(
+            q.device, forward_kernel, -(-q_len // tiling.block_q) * batch * heads, tiling,
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
             heads // k.shape[1], heads // v.shape[1],
             Q_STEP=q.stride(2), K_STEP=k.stride(2), V_STEP=v.stride(2), OUT_STEP=out.stride(2),
             DIM=dim, V_DIM=v_dim, BLOCK_D=power(dim), BLOCK_V=power(v_dim),
-            BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, PRECISION=precision(k.dtype),
+            BLOCK_Q=tiling.block_q, BLOCK_K=tiling.block_k, PRECISION=rounding,
             EASY=is_easy(given), BACKWARDS=bool(given.mask) and given.mask.lo is not None,
             RAGGED=is_ragged(given, tiling), FIXED=fixed, LATE=fixed and tiling.late and not given.mask,
-        )  # fmt: skip
-
-    start(tuned("forward", kind, forward_tiling(*kind), start))
-    return out, lse
+        ),
+    )  # fmt: skip
