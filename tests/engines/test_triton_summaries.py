@@ -150,6 +150,7 @@ CASES = {
     "a grid's table": lambda: problem(24, 24, position=drawn(rg.recipes.swin(2, (4, 6))), geometry=rg.Grid(4, 6)),
     "two axes": lambda: problem(24, 24, position=drawn(rg.recipes.sam(8, (4, 6))), geometry=rg.Grid(4, 6)),
     "odd width": lambda: problem(30, 30, dim=5),
+    "wide heads": lambda: problem(20, 40, dim=72, q_start=0),
 }  # fmt: skip
 
 
@@ -283,16 +284,53 @@ def test_a_log_sum_exp_that_is_known_saves_the_first_pass(monkeypatch):
 
 
 @here
-def test_a_maximum_that_was_kept_too_long_is_found_again():
-    """In half precision the maximum of the first tile is kept; where a logit is far above, tiles come again."""
+@pytest.mark.parametrize("table", [True, False], ids=["table", "plain"])
+@pytest.mark.parametrize("late", [0, 20, 70, 100])
+def test_what_weights_are_relative_to_was_too_far_off(late, table):
+    """In half precision that is one number a row. Where all logits are far from it, a block comes again."""
 
-    def make(late):
+    def make():
         q, k, description = problem(40, 100, heads=1, kv_heads=1, dtype=torch.float16, q_start=0)
-        k[:, :, :late], k[:, :, late:] = -12, 12  # logits more than 128 apart, in units of log 2
-        return q.abs() * 3, k, description | {"position": drawn(rg.recipes.t5(1, **SHORT_T5))}
+        k[:, :, :late], k[:, :, late:] = -12, 12  # logits more than 100 above 0, or below, in units of log 2
+        return q.abs() * 3, k, description | ({"position": drawn(rg.recipes.t5(1, **SHORT_T5))} if table else {})
 
-    compare(lambda: make(70), (rg.TopK(3), rg.Entropy(), rg.Received()), ordered=False)
-    compare(lambda: make(20), (rg.Entropy(),))
+    compare(make, (rg.TopK(3), rg.Entropy(), rg.Received()), ordered=False)
+
+
+#: q_len, k_len, where both begin, and the size of a cell: groups of rows are 32 (cells of 1), 64 (of 2) or 128 high
+PLACES = {
+    "both sides": (160, 64, 0, 64, 1),
+    "both sides, cells of several rows": (512, 32, 0, 250, 8),
+    "both sides, cells of whole tiles": (512, 32, 0, 250, 32),
+    "queries behind": (128, 64, 40, 0, 2),
+    "queries before": (128, 64, 0, 100, 2),
+    "far behind": (256, 64, 500, 0, 8),
+    "far before": (64, 96, 0, 500, 1),
+}
+
+
+@here
+@pytest.mark.parametrize("name", PLACES)
+def test_half_precision_beside_the_reach_of_a_table(name):
+    """Tiles on both sides of a table's reach are one loop: each has its own value of the table, and its own cells."""
+    q_len, k_len, q_start, k_start, cell = PLACES[name]
+
+    def make():
+        term = drawn(rg.recipes.t5(1, **SHORT_T5))
+        starts = {"q_start": q_start, "k_start": k_start}
+        return problem(q_len, k_len, heads=1, kv_heads=1, dtype=torch.float16, position=term, **starts)
+
+    compare(make, (rg.Heatmap(cell=cell), rg.Received(), rg.Entropy()))
+    compare(make, (rg.Heatmap(cell=cell), rg.TopK(3)))
+    compare(make, (rg.Received(),))
+
+
+@here
+@pytest.mark.parametrize("q_len, k_len", [(32, 16), (32, 48), (64, 112), (96, 128), (70, 150)])
+def test_half_precision_without_a_table(q_len, k_len):
+    """One tile, an odd number of narrow ones, several wide ones, and ends that fill none."""
+    compare(lambda: problem(q_len, k_len, dtype=torch.float16, q_start=0), (rg.Entropy(), rg.TopK(2), rg.Profile()))
+    compare(lambda: problem(q_len, k_len, dtype=torch.float16, q_start=0), (rg.Heatmap(cell=8), rg.Received()))
 
 
 @here
@@ -317,7 +355,7 @@ def test_more_keys_than_are_looked_at_together():
 
 @here
 @pytest.mark.parametrize("distinct", [600, 5])
-def test_sixteens_of_groups_and_portions_of_rows(monkeypatch, distinct):
+def test_eights_of_groups_and_portions_of_rows(monkeypatch, distinct):
     """Many groups are found in two steps; and where groups of all rows are too many, some rows come at a time."""
     from regard.engines.triton import summaries
 

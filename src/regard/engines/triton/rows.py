@@ -1,9 +1,9 @@
 """The kernel that reads A by rows: log-sum-exp, entropy, and the largest logits of groups of keys (eq. 26 and 30).
 
-A block of queries sweeps its keys with a running maximum and sum. In half precision the maximum of the first tile is
-kept for those that follow: sums then have room for logits 127 above it, in units of log 2, and a pair costs a
-multiplication, an exponential and an addition. Should a sum overflow, the tiles are looked at again with a maximum that
-follows them. `strongest` finds the strongest keys from the groups.
+A block of queries sweeps its keys. In float32 a maximum follows them, and sums are made good for rounding. In half
+precision weights are relative to one number a row, as in `product`: sums have room for 2^100 above and below it, and a
+pair costs a multiplication, an exponential and an addition. Should a sum say that this was too far off, the block is
+looked at again with a maximum that follows. `strongest` finds the strongest keys from the groups.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .looks import PARTS, ahead, scores
+from .looks import PARTS, ahead, axes_tile, scores
+from .product import FAINT, FEW, HUGE, peek
 from .tiles import (
+    begin_of,
     constant_span,
     key_span,
     levels,
     matrix,
+    query_bounds,
     rows_of,
     shift_of,
     shown,
@@ -116,20 +119,21 @@ def look_in(
 
 @triton.jit
 def glide(
-    total, spread, crest, held, begin, end, top, q, k_ptr, given, b, h, i, rows, shift, level, best_ptr, size, heap,
+    total, spread, crest, held, begin, end, top, q, k_ptr, given, b, h, i, edge, rows, shift, level,
+    best_ptr, size, heap,
     K_STEP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    QUICK: tl.constexpr, CONSTANT: tl.constexpr, PRECISION: tl.constexpr, ENTROPY: tl.constexpr, GROUP: tl.constexpr,
-    POOL: tl.constexpr,
+    MASKED: tl.constexpr, CONSTANT: tl.constexpr, PRECISION: tl.constexpr, BARE: tl.constexpr, ENTROPY: tl.constexpr,
+    GROUP: tl.constexpr, POOL: tl.constexpr,
 ):  # fmt: skip
-    """Tiles that no mask cuts, under a maximum that stays as it is; QUICK: three operations a pair, it is dots alone.
+    """Tiles from begin to end, relative to `top`, which stays as it is.
 
-    A logit far above that maximum makes a sum infinite, and the caller looks again. Sums of QUICK tiles are in eight
-    parts a row, which stay in threads; and if there are groups in a tile its keys come in another order, so that a
-    thread has all keys of one.
+    Where it is dots alone that takes three operations a pair. Sums are in eight parts a row then, which stay in
+    threads; and if there are groups in a tile its keys come in another order, so that a thread has all keys of one.
     """
+    quick: tl.constexpr = BARE and CONSTANT and not MASKED
     c, d = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_D)
     slot, inner = begin // size, begin % size  # counted on: a division in the loop would be a tenth of it
-    if QUICK:
+    if quick:
         if GROUP > 0:
             c = c % (BLOCK_K // GROUP) * GROUP + c // (BLOCK_K // GROUP)
         where = k_ptr + c[:, None].to(tl.int64) * K_STEP + d[None, :]
@@ -158,15 +162,33 @@ def glide(
         total += tl.sum(sums, 1)
         spread += tl.sum(spreads, 1)
     else:
+        # a table on a line is read by pointers that are computed once
+        lined: tl.constexpr = (
+            BARE and not MASKED and given.has.table and given.table.width is None and not given.table.by_key
+        )
+        where, entries = k_ptr, k_ptr
+        if lined:
+            where = k_ptr + c[:, None].to(tl.int64) * K_STEP + d[None, :]
+            entries = given.table.ptr + b.to(tl.int64) * given.table.batch + h.to(tl.int64) * given.table.head
+            entries += begin_of(given.table, rows[4])[:, None] + c[None, :]
         # with a number of stages a table comes asynchronously too, in the layout of products
-        for j0 in tl.range(begin, end, BLOCK_K, num_stages=2 if given.has.table else None):
-            k = matrix(k_ptr, K_STEP, j0 + c, given.k_len, DIM, BLOCK_D, False)
-            s = scores(q, k, given, b, h, i, j0 + c, rows, shift, level, BLOCK_Q, CONSTANT, PRECISION)
+        for j0 in tl.range(begin, end, BLOCK_K, num_stages=2 if given.has.table and not MASKED else None):
+            if lined:
+                k = ahead(where, j0, K_STEP, DIM, BLOCK_D)
+                s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * given.scale + tl.load(entries + j0)
+            else:
+                j = j0 + c
+                k = matrix(k_ptr, K_STEP, j, given.k_len, DIM, BLOCK_D, MASKED)
+                s = scores(q, k, given, b, h, i, j, rows, shift, level, BLOCK_Q, CONSTANT, PRECISION)
+                if MASKED:
+                    s = tl.where(shown(given, b, h, i, j, shift, False) & (j < edge)[None, :], s, float("-inf"))
             away = s - top[:, None]
             weights = tl.exp2(away)
             row = tl.sum(weights, 1)
             total += row
             if ENTROPY:
+                if MASKED:
+                    away = tl.where(weights > 0.0, away, 0.0)
                 spread += tl.sum(weights * away, 1)
             crest, held = note(
                 crest, held, s, 1.0, 0.0, 1.0, top, row, best_ptr, j0, slot, inner == 0, heap,
@@ -188,38 +210,37 @@ def look_along(
 ):  # fmt: skip
     """Keys from begin to end, multiples of NARROW (but for the last end): NARROW tiles, or wider ones of dots alone.
 
-    STEADY: after the first tiles of a row the maximum may stay as it is, see `glide`.
+    STEADY: relative to `top`, see `glide`.
     """
-    if STEADY and not MASKED:
-        quick: tl.constexpr = BARE and CONSTANT
-        wide: tl.constexpr = BLOCK_K if quick else NARROW
-        step = NARROW
-        if GROUP < 0:
-            step = wide - begin % wide  # no tile in two groups
-        glides = (tl.min(top, 0) > float("-inf")) & ((GROUP >= 0) | (step == wide))  # there is a maximum to keep
-        rest = tl.minimum(begin + tl.where(glides, 0, step), end)
-        for j0 in range(begin, rest, NARROW):
+    if STEADY:
+        if NARROW < BLOCK_K and BARE and CONSTANT and not MASKED:
+            if GROUP < 0:  # no tile in two groups
+                odd = tl.minimum(tl.cdiv(begin, BLOCK_K) * BLOCK_K, end)
+                total, spread, crest, held = glide(
+                    total, spread, crest, held, begin, odd, top, q, k_ptr, given, b, h, i, edge, rows, shift, level,
+                    best_ptr, size, heap,
+                    K_STEP, DIM, BLOCK_D, BLOCK_Q, NARROW, MASKED, CONSTANT, PRECISION, BARE, ENTROPY, GROUP, POOL,
+                )  # fmt: skip
+                begin = odd
+            even = begin + (end - begin) // BLOCK_K * BLOCK_K
+            total, spread, crest, held = glide(
+                total, spread, crest, held, begin, even, top, q, k_ptr, given, b, h, i, edge, rows, shift, level,
+                best_ptr, size, heap,
+                K_STEP, DIM, BLOCK_D, BLOCK_Q, BLOCK_K, MASKED, CONSTANT, PRECISION, BARE, ENTROPY, GROUP, POOL,
+            )  # fmt: skip
+            begin = even
+        total, spread, crest, held = glide(
+            total, spread, crest, held, begin, end, top, q, k_ptr, given, b, h, i, edge, rows, shift, level,
+            best_ptr, size, heap,
+            K_STEP, DIM, BLOCK_D, BLOCK_Q, NARROW, MASKED, CONSTANT, PRECISION, BARE, ENTROPY, GROUP, POOL,
+        )  # fmt: skip
+    else:
+        for j0 in range(begin, end, NARROW):
             top, total, spread, lost, crest, held = look_in(
                 top, total, spread, lost, crest, held, q, k_ptr, given, b, h, i, j0, edge, rows, shift, level,
                 best_ptr, size, heap,
                 K_STEP, DIM, BLOCK_D, BLOCK_Q, NARROW, MASKED, CONSTANT, PRECISION, BARE, ENTROPY, GROUP, POOL,
             )  # fmt: skip
-        begin = rest + (end - rest) // wide * wide
-        total_, spread_, crest_, held_ = glide(
-            total, spread, crest, held, rest, begin, top, q, k_ptr, given, b, h, i, rows, shift, level,
-            best_ptr, size, heap,
-            K_STEP, DIM, BLOCK_D, BLOCK_Q, wide, quick, CONSTANT, PRECISION, ENTROPY, GROUP, POOL,
-        )  # fmt: skip
-        if tl.max(total_, 0) < float("inf"):
-            total, spread, crest, held = total_, spread_, crest_, held_
-        else:
-            begin = rest
-    for j0 in range(begin, end, NARROW):
-        top, total, spread, lost, crest, held = look_in(
-            top, total, spread, lost, crest, held, q, k_ptr, given, b, h, i, j0, edge, rows, shift, level,
-            best_ptr, size, heap,
-            K_STEP, DIM, BLOCK_D, BLOCK_Q, NARROW, MASKED, CONSTANT, PRECISION, BARE, ENTROPY, GROUP, POOL,
-        )  # fmt: skip
     return top, total, spread, lost, crest, held
 
 
@@ -251,13 +272,21 @@ def by_rows(
     if given.has.sink:
         top = tl.zeros([BLOCK_Q], tl.float32) + vector(given.sink, b, h, i * 0, 1)
     sink = top
-    total = tl.zeros([BLOCK_Q], tl.float32)
-    spread = tl.zeros([BLOCK_Q], tl.float32)
-    lost = total, spread  # by rounding, in float32
-    held = tl.zeros([BLOCK_Q], tl.float32)
+    none = tl.zeros([BLOCK_Q], tl.float32)
+    total, spread, held = none, none, none
+    lost = none, none  # by rounding, in float32
     crest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
 
     first, full, still, last = key_span(given, b, i0, shift, BLOCK_Q, NARROW)
+    if STEADY:
+        top = none
+        if not given.has.table:
+            near = tl.minimum(tl.maximum(i0 + shift, first), tl.maximum(last - 1, first)) // FEW * FEW
+            axes = 0.0
+            if given.has.axes:
+                axes = axes_tile(given, b, h, i, near + tl.arange(0, FEW))
+            one = peek(q, k_ptr, given, b, h, i, near, last, rows, shift, axes, none, K_STEP, DIM, BLOCK_D, PRECISION)
+            top = tl.where(one > float("-inf"), one, 0.0)
     left, right = constant_span(given, i0, shift, full, still, BLOCK_Q, NARROW, False)
     far_left, far_right = 0.0, 0.0
     if given.has.clipped:
@@ -291,12 +320,21 @@ def by_rows(
         ENTROPY, GROUP, STEADY, POOL,
     )  # fmt: skip
 
-    whole = total
-    if given.has.sink:
-        whole += tl.where(sink == float("-inf"), 0.0, tl.exp2(sink - top))
+    inside = i < given.q_len
+    whole = total + tl.exp2(sink - tl.where(top > float("-inf"), top, 0.0))
+    if STEADY:
+        from_row, to_row = query_bounds(given, b)
+        far = inside & (i >= from_row) & (i < to_row) & ~((whole > FAINT) & (whole < HUGE))
+        if tl.max(far.to(tl.int32), 0) > 0:
+            # some logit is very far from what weights are relative to: once more, with a maximum that follows
+            top, total, spread, lost, crest, held = look_along(
+                sink, none, none, (none, none), crest, none, first, last, q, k_ptr, given, b, h, i, last, rows, shift,
+                0.0, best, size, heap, K_STEP, DIM, BLOCK_D, BLOCK_Q, BLOCK_K, NARROW, True, False, PRECISION, BARE,
+                ENTROPY, GROUP, False, POOL,
+            )  # fmt: skip
+            whole = total + tl.exp2(sink - tl.where(top > float("-inf"), top, 0.0))
     blind = whole == 0.0
     height = tl.log2(tl.where(blind, 1.0, whole))
-    inside = i < given.q_len
     at = (b * given.heads + h).to(tl.int64) * given.q_len + i
     tl.store(lse_ptr + at, tl.where(blind, float("inf"), top + height), mask=inside)
     if FIX:

@@ -3,7 +3,7 @@
 `rows.by_rows` leaves the largest logit of each group of consecutive keys. The k strongest keys of a row lie in the k
 groups whose largest logits are largest, the earlier group first among equals: in every group before another there is a
 key that comes before all keys of that other. So a program takes a row, finds its k groups, and computes the logits of
-their keys again, a few instead of all. With many groups it finds sixteens of them first, by the same rule.
+their keys again, a few instead of all. With many groups it finds eights of them first, by the same rule.
 
 Logits are ranked as whole numbers in the same order: the machine finds the largest of a warp's in one step. All tensors
 have rows: one on a GPU, several in Triton's interpreter, to which a program costs more than what it does.
@@ -24,7 +24,7 @@ LATE = tl.constexpr(0x7FFFFF00)
 LEAST = tl.constexpr(-0x80000000)
 NOTHING = tl.constexpr(-0x7F800001)
 #: groups that are first looked at together
-SOME = tl.constexpr(16)
+SOME = tl.constexpr(8)
 
 
 @triton.jit
@@ -79,15 +79,16 @@ def assess(
     LINES: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     """Ranks of the logits of queries i, each for its own keys j [ROWS, COUNT]; q has LINES rows."""
-    d = tl.arange(0, BLOCK_D)
     there = tl.reshape(j < given.k_len, [ROWS * COUNT])
     at = tl.reshape(tl.where(j < given.k_len, j, 0), [ROWS * COUNT])
-    inside = there[:, None] & (d < DIM)[None, :]
-    k = tl.load(k_ptr + at[:, None].to(tl.int64) * K_STEP + d[None, :], mask=inside, other=0.0)
-    # as `by_rows` does it, so that roundings are the same; a product has sixteen rows at the least, and wants few
-    dots = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    mine = (tl.arange(0, ROWS * COUNT) // COUNT)[None, :] == tl.arange(0, LINES)[:, None]
-    dots = spread(tl.sum(tl.where(mine, dots, 0.0), 0)[None, :], 1, ROWS * COUNT)
+    k = matrix(k_ptr, K_STEP, at, given.k_len, DIM, BLOCK_D, False)  # (of no key, the first: it is not shown)
+    # as `by_rows` does it, so that roundings are the same; a product has sixteen queries at the least, and wants few
+    mine = (tl.arange(0, ROWS * COUNT) // COUNT)[:, None] == tl.arange(0, LINES)[None, :]
+    if BLOCK_D <= 64:
+        dots = tl.sum(tl.where(mine, tl.dot(k, tl.trans(q), input_precision=PRECISION), 0.0), 1)
+    else:  # fewer programs would share a multiprocessor if so many numbers lay in its memory
+        dots = tl.sum(tl.where(tl.trans(mine), tl.dot(q, tl.trans(k), input_precision=PRECISION), 0.0), 0)
+    dots = spread(dots[None, :], 1, ROWS * COUNT)
     added = 0.0
     if given.has.axes:
         added = axes_tile(given, b, h, i, at)
@@ -105,13 +106,16 @@ def by_groups(
     q_batch, q_head, k_batch, k_head, k_group, begin, pitch, size, Q_STEP: tl.constexpr, K_STEP: tl.constexpr,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, NARROW: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr,
-    WIDTH: tl.constexpr, CHUNK: tl.constexpr, ONCE: tl.constexpr,
+    WIDTH: tl.constexpr, CHUNK: tl.constexpr, ONCE: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
     """ROWS queries, of those that programs of `rows.by_rows` from number `begin` on had.
 
-    GROUPS and WIDTH are powers of two that a row's groups and TOP fit in. CHUNK keys are looked at together: ONCE, it
-    is all of them.
+    GROUPS and WIDTH are powers of two that a row's groups and TOP fit in. SMALL: groups have so many keys, and all
+    those of a tile of NARROW keys were written or none; else (0) they have `size`. CHUNK keys are looked at together:
+    ONCE, it is all of them.
     """
+    if SMALL:
+        size = SMALL
     n = tl.program_id(0) * ROWS
     b, h, i0 = block_of(begin + n // BLOCK_Q, given, BLOCK_Q)
     place = i0 + n % BLOCK_Q + tl.arange(0, ROWS)
@@ -124,19 +128,22 @@ def by_groups(
     first, last = first // size, tl.cdiv(last, size)  # groups that were written
 
     g = tl.zeros([ROWS, 1], tl.int32) + tl.arange(0, GROUPS)[None, :]
-    ranks = ranked(tl.load(best_ptr[:, None] + g, mask=(g >= first) & (g < last), other=float("-inf")))
+    there = g
+    if SMALL:
+        there = g // (NARROW // SMALL) * (NARROW // SMALL)  # whole vectors
+    values = tl.load(best_ptr[:, None] + g, mask=(there >= first) & (there < last), other=float("-inf"))
     if GROUPS > WIDTH * SOME:
-        most = spread(tl.max(tl.reshape(ranks, [ROWS, GROUPS // SOME, SOME]), 2), ROWS, GROUPS // SOME)
+        most = spread(tl.max(tl.reshape(values, [ROWS, GROUPS // SOME, SOME]), 2), ROWS, GROUPS // SOME)
         names = tl.zeros([ROWS, 1], tl.int32) + tl.arange(0, GROUPS // SOME)[None, :]
-        _, names = strongest(most, names, TOP, ROWS, WIDTH)
+        _, names = strongest(ranked(most), names, TOP, ROWS, WIDTH)
         u = tl.zeros([ROWS, 1], tl.int32) + tl.arange(0, WIDTH * SOME)[None, :]
         g = tl.gather(names, u // SOME, 1)
         g = tl.where(g < LATE, g * SOME + u % SOME, LATE + u)
-        ranks = ranked(tl.load(best_ptr[:, None] + g, mask=(g >= first) & (g < last), other=float("-inf")))
-    _, names = strongest(ranks, g, TOP, ROWS, WIDTH)
+        values = tl.load(best_ptr[:, None] + g, mask=(g >= first) & (g < last), other=float("-inf"))
+    _, names = strongest(ranked(values), g, TOP, ROWS, WIDTH)
 
     lines = i0 + n % BLOCK_Q + tl.arange(0, LINES)
-    q = matrix(q_ptr, Q_STEP, lines, given.q_len, DIM, BLOCK_D, True)
+    q = matrix(q_ptr, Q_STEP, lines, tl.minimum(given.q_len, i0 + n % BLOCK_Q + ROWS), DIM, BLOCK_D, True)
     u = tl.zeros([ROWS, 1], tl.int32) + tl.arange(0, CHUNK)[None, :]
     if ONCE:
         g = tl.gather(names, u // size, 1)

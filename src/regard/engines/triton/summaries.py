@@ -17,13 +17,15 @@ from torch import Tensor
 
 from ...normal import Problem
 from ...summaries import Entropy, Heatmap, LogSumExp, Profile, Received, TopK
-from ...tables import spread
+from ...tables import constant, spread
 from .. import tiled
 from .cells import count_cells, pool
 from .choice import Tiling, interpreted, power
-from .given import Given
-from .launch import dense_rows, is_plain, precision, run
-from .looks import by_columns, by_diagonals
+from .collect import on_line
+from .columns import by_columns
+from .given import Given, Known
+from .launch import dense_rows, is_bare, precision, run
+from .looks import by_diagonals
 from .prepare import LOG2E, prepare, spans
 from .rows import by_rows
 from .strongest import by_groups
@@ -65,9 +67,16 @@ def reduce(
     states = iter(tiled.reduce(spread(problem), rest, progress, lse) if rest else [])
     found: list[Any] = [None if own else next(states) for own in fused]
 
+    waiting: dict[type, list[int]] = {}
+    for at, each in enumerate(summaries):
+        if fused[at]:
+            waiting.setdefault(type(each), []).append(at)
+
     def begun(kind: type) -> Pairs:
         """Summaries of one kind with states to fill, made when their pass comes: what it needs besides is gone then."""
-        mine = [n for n, each in enumerate(summaries) if fused[n] and type(each) is kind and found[n] is None]
+        if kind not in waiting:
+            return []
+        mine = [n for n in waiting[kind] if found[n] is None]
         for n in mine:
             found[n] = look.start(summaries[n])
         return [(summaries[n], found[n]) for n in mine]
@@ -83,7 +92,7 @@ def reduce(
             look.columns(received if n == 0 else [], maps[n] if n < len(maps) else None)
         look.diagonals(begun(Profile))
         for _, state in begun(LogSumExp):
-            state[0].copy_(_plain(look.lse))
+            state[0] = _plain(look.lse)
         if progress is not None:
             total = problem.sizes[0] * problem.sizes[1] * problem.sizes[2]
             progress(total, total)
@@ -131,7 +140,7 @@ class Look:
         self.problem = problem
         self.q, self.k = dense_rows(problem.q), dense_rows(problem.k)
         self.batch, self.heads, self.q_len, self.k_len = problem.sizes
-        self.given: Given = prepare(problem, dtype=torch.float32).given
+        self.given: Known = prepare(problem, dtype=torch.float32).given
         self.known = lse is not None
         self.half = self.k.dtype != torch.float32
         if lse is None:
@@ -146,24 +155,32 @@ class Look:
         self.strides = (*self.q.stride()[:2], *self.k.stride()[:2], self.heads // self.k.shape[1])
         mask = self.given.mask
         self.counted = bool(mask) and (mask.q_ids is not None or mask.dense is not None)  # no bounds tell what is seen
+        table = self.given.table
+        self.quick = not self.counted and (not table or table.reach is not None)  # a pass by columns writes, others add
 
     def start(self, summary: Any) -> list[Any]:
-        """A state for kernels to fill. What they write all of needs no first numbers: keys, and maps no mask cuts."""
-        problem, device = self.problem, self.q.device
-        if type(summary) is TopK:
+        """A state for kernels to fill. What they write all of needs no first numbers: but masks cut maps."""
+        problem, device, kind = self.problem, self.q.device, type(summary)
+        if kind is TopK:
             kinds = torch.float32, torch.float32, torch.long
             shape = self.batch, self.heads, self.q_len, summary.k
             return [torch.empty(shape, dtype=kind, device=device) for kind in kinds]
-        if type(summary) is not Heatmap or self.counted:
+        if kind is Entropy or kind is LogSumExp:
+            return [torch.empty_like(self.lse)]
+        if kind is Profile:
+            return [self.lse.new_empty(self.batch, self.heads, self.q_len + self.k_len - 1)]
+        if kind is Received and self.quick:
+            return [self.lse.new_empty(self.batch, self.heads, self.k_len)]
+        if kind is not Heatmap or self.counted:
             return summary.start(problem)
         high, wide = summary.cell(problem)
         q_cells, k_cells = -(-self.q_len // high), -(-self.k_len // wide)
         shape = self.batch, self.heads, q_cells, k_cells
         if not self.given.mask:
-            total, peak = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
-            down, across = (_extents(n, size, device) for n, size in ((self.q_len, high), (self.k_len, wide)))
-            return [total, (down[:, None] * across).expand(shape), peak]
-        total, peak = (torch.zeros(shape, dtype=torch.float32, device=device) for _ in range(2))
+            total, peak = self.lse.new_empty(shape), self.lse.new_empty(shape)
+            count = _extents(self.q_len, high, True, device) * _extents(self.k_len, wide, False, device)
+            return [total, count.expand(shape), peak]
+        total, peak = self.lse.new_zeros(2, *shape).unbind()
         count = torch.empty(self.batch, 1, q_cells, k_cells, dtype=torch.float64, device=device)
         block = 32 if interpreted() else COUNTED
         run(
@@ -175,7 +192,7 @@ class Look:
     def bare(self) -> bool:
         """Nothing is added but a table, and the largest dot product has the largest logit."""
         given = self.given
-        return is_plain(given._replace(table=())) and not (given.table and given.table.gate) and self.problem.scale >= 0
+        return is_bare(given) and not (given.table and given.table.gate) and self.problem.scale >= 0
 
     def tiling(self, what: str) -> Tiling:
         """How large a tile is: small, so that several programs share a multiprocessor. Measured on one H200."""
@@ -185,10 +202,10 @@ class Look:
         if self.k.dtype == torch.float32:
             return Tiling(64, 32, 4, 2) if wide <= 128 else Tiling(32, 32, 4, 2)
         if wide < 128:
-            if what != "rows" and not self.flags["BARE"]:
+            if what not in ("rows", "ends") and not self.flags["BARE"]:
                 return Tiling(64, 64, 4, 3, 168)
-            return Tiling(64, 128, 4, 2, 168 if what == "both" else 128)
-        return Tiling(64, 64, 4, 3 if wide == 128 and what != "rows" else 2)
+            return Tiling(64, 64, 4, 3, 96) if what == "ends" else Tiling(64, 128, 4, 2 if what == "rows" else 3, 128)
+        return Tiling(64, 64, 4, 3 if wide == 128 and what not in ("rows", "ends") else 2)
 
     def diagonal_tiling(self) -> Tiling:
         """Tiles whose sums stay in registers, as high as they are wide or a multiple of it."""
@@ -219,7 +236,7 @@ class Look:
         """Log-sum-exps, and what else is read row by row. Several TopK share the longest."""
         if self.known and not entropies and not tops:
             return
-        tiling = self.tiling("rows")
+        tiling = self.tiling("rows" if entropies or tops or pooled else "ends")
         narrow = min(tiling.block_k, 16 if interpreted() else NARROW)
         given = spans(self.given, tiling.block_q, narrow, self.batch, self.q.device)
         entropy = entropies[0][1][0] if entropies else self.lse
@@ -260,6 +277,7 @@ class Look:
                     BLOCK_Q=tiling.block_q, NARROW=narrow, PRECISION=self.flags["PRECISION"], ROWS=rows,
                     LINES=max(rows, 16), GROUPS=power(groups), TOP=longest, WIDTH=width,
                     CHUNK=width * size if once else min(size, CHUNK), ONCE=once,
+                    SMALL=SMALLEST if size == SMALLEST else 0,
                 )  # fmt: skip
         for _, state in entropies[1:]:
             state[0].copy_(entropy)
@@ -314,21 +332,20 @@ class Look:
             held.insert(1, self.lse.new_zeros(shape, dtype=torch.int32) if counted else held[0])
         rows = tiling.block_q // room_high * high  # of a group
         quick = not self.counted and (not given.table or given.table.reach is not None)
-        cut = bool(given.mask or given.table or not dense or self.k_len % tiling.block_k or self.q_len % rows)
-        # the second launch has smaller tiles, where they cut no cell, and more registers
-        small = tiling._replace(
-            registers=tiling.registers and CUT_REGISTERS,
-            block_k=max(tiling.block_k // 2, room_wide),
-        )
+        ragged = not dense or self.k_len % tiling.block_k or self.q_len % rows
+        cut = bool(given.mask or ragged or (given.table and given.table.reach is None))
+        # tables are read, and pairs checked, in smaller tiles, where they cut no cell; checks want registers
+        near = max(min(tiling.block_k, 16 if interpreted() else NARROW), room_wide)
+        small = tiling._replace(registers=tiling.registers and CUT_REGISTERS, block_k=near)
         for own in ([tiling] if quick else []) + ([small] if cut else []):
             times = tiling.block_k // own.block_k
             run(
                 by_columns, blocks * times * self.batch * self.heads, own,
                 self.q, self.k, *self.ends, received[0][1][0] if received else self.lse, *held, given, *self.strides,
                 high, wide, q_cells, k_cells * k_parts, q_parts, k_parts, blocks * times, **self.flags,
-                BLOCK_Q=tiling.block_q, BLOCK_K=own.block_k, SPAN=tiling.block_k, HIGH=room_high, WIDE=room_wide,
-                RECEIVED=bool(received), POOL=pooled is not None, COUNT=counted, WHOLE=high % room_high == 0,
-                DENSE=dense, FLAT=q_parts < ROUNDS, QUICK=quick and own is tiling,
+                BLOCK_Q=tiling.block_q, BLOCK_K=own.block_k, SPAN=tiling.block_k, NEAR=near, HIGH=room_high,
+                WIDE=room_wide, RECEIVED=bool(received), POOL=pooled is not None, COUNT=counted,
+                WHOLE=high % room_high == 0, DENSE=dense, QUICK=quick and own is tiling,
             )  # fmt: skip
         for _, state in received[1:]:
             state[0].copy_(received[0][1][0])
@@ -354,12 +371,10 @@ class Look:
             self.q, self.k, *self.ends, parts, self.given, *self.strides, **self.flags,
             BLOCK_Q=tiling.block_q, BLOCK_K=size, COUNT=self.counted,
         )  # fmt: skip
-        whole = self.lse.new_zeros(self.batch, self.heads, (lines + tall) * size)
-        for row in range(tall + 1):
-            whole[..., row * size : (row + lines) * size] += parts[..., row, :].flatten(-2)
-        first = k_blocks * size - (self.k_len - 1)
-        for _, state in profiles:
-            state[0].copy_(whole[..., first : first + self.q_len + self.k_len - 1])
+        (_, first), *others = profiles
+        first[0] = on_line(self.given, parts, None, 1 - k_blocks, self.heads, self.batch, None, 0)
+        for _, state in others:
+            state[0].copy_(first[0])
 
 
 def group_size(k_len: int, block_k: int) -> int:
@@ -373,9 +388,10 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def _extents(length: int, size: int, device: torch.device) -> Tensor:
-    """How many tokens each cell has: all of `size`, but for the last."""
+@constant(64)
+def _extents(length: int, size: int, down: bool, device: torch.device) -> Tensor:
+    """How many tokens each cell has, all of `size` but for the last: [cells], or [cells, 1] if `down`."""
     cells = -(-length // size)
     extents = torch.full((cells,), float(size), dtype=torch.float64, device=device)
     extents[-1:] = length - (cells - 1) * size
-    return extents
+    return extents[:, None] if down else extents
