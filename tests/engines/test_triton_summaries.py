@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -366,3 +367,15 @@ def test_eights_of_groups_and_portions_of_rows(monkeypatch, distinct):
         return q, k[:, :, numbers(600).argsort() % distinct], description
 
     compare(make, (rg.TopK(2), rg.Entropy()))
+
+
+@here
+def test_a_given_log_sum_exp_is_rounded_once():
+    """In units of log 2. What is the same for a row, or for all rows, does not average out in a cell."""
+    from regard.engines.triton import summaries
+
+    with torch.device(DEVICE):
+        q, k, _ = problem(64, 64)
+        lse = numbers(1, 2, 64, seed=2) * 20
+        found = summaries.Look(rg.attention(q, k)._still, lse).lse
+    assert torch.equal(found, (lse.double() / math.log(2)).float())

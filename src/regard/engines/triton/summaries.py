@@ -146,7 +146,8 @@ class Look:
         if lse is None:
             self.lse = torch.empty(self.batch, self.heads, self.q_len, dtype=torch.float32, device=self.q.device)
         else:
-            self.lse = (lse * LOG2E).masked_fill_(lse == -torch.inf, torch.inf).contiguous()
+            # rounded once: a factor in float32 would be off by as much as an entry of A, and the same way in all rows
+            self.lse = (lse.double() * LOG2E).float().masked_fill_(lse == -torch.inf, torch.inf).contiguous()
         fixed = not self.known and not self.half
         self.ends = (torch.empty_like(self.lse), torch.empty_like(self.lse)) if fixed else (self.lse, self.lse)
         dim = self.q.shape[-1]
