@@ -56,13 +56,19 @@ def _times(results: dict[str, Any], peers: list[str], notes: list[str]) -> list[
         for name, times in case["time"].items():
             target = case["case"]["targets"].get(name)
             ours, plain = times["ours"], times["plain"]
-            backend = f" ({plain['backend']})" if plain.get("backend") else ""
-            row = [case["case"]["what"], case["case"]["shape"], PASSES[name], f"{_short(plain['ms'])}{backend}"]
-            row += [f"**{ours['ratio']:.2f}**", "" if target is None else f"{target:g}"]
+            row = [case["case"]["what"], case["case"]["shape"], PASSES[name]]
+            row += [_peer(plain, "ms", results["date"], notes)]
+            row += [f"**{_ratio(ours['ratio'], target)}**", "" if target is None else f"{target:g}"]
             row += [_mark(_met(ours["ratio"], target))]
             row += [_peer(times.get(p), "ratio", results["date"], notes) for p in peers]
             rows.append(row)
     return _grid(head, rows)
+
+
+def _ratio(found: float, target: float | None) -> str:
+    """With as many digits as tell a miss."""
+    words = f"{found:.2f}"
+    return words if _met(found, target) in (None, _met(float(words), target)) else f"{found:.3f}"
 
 
 def _memory(results: dict[str, Any], peers: list[str], notes: list[str]) -> list[str]:

@@ -145,6 +145,9 @@ def test_the_table_marks_targets_and_says_why_a_peer_has_no_figure():
     assert "| a bias | N8 | forward | 20.0 | 49.0 | 50 | met |  | no (2) |" in lines
     assert "| a bias | N8 | forward | 1.0e-03 | 2.0e-03 |" in lines
     assert "Targets: 1 met, 1 missed." in lines
+    times = results["cases"]["a/8"]["time"]["forward"]
+    times["plain"]["date"], times["ours"]["ratio"] = "2026-01-01", 1.102  # an older run, and a narrow miss
+    assert "| 2.00 (cuDNN), 2026-01-01 | **1.102** | 1.1 | **missed** |" in report.table(results)
 
 
 def test_committed_tables_are_those_of_the_committed_results():
