@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import parts_of
+from .calls import PLAIN, parts_of
 from .description import Description
 from .features import (
     Buckets,
@@ -32,8 +32,6 @@ from .position import Bound, Rotary
 
 #: rows of one-hot products at a time
 CHUNK = 8192
-#: tensors that are no more than that
-PLAIN = (Tensor, torch.nn.Parameter)
 #: bins that are told by their `spec`
 FIXED = (Clipped, Buckets, LogBuckets, Cells)
 #: numbers of a table of sinusoids that is kept, and of a table of bins, on a line and on a grid

@@ -1,10 +1,10 @@
 """The GPU engine: Triton kernels that compute tiles of A where they are used, forward and backward.
 
 `given` and `prepare` turn a problem into the few tensors a kernel reads; `tiles` computes logits and masks of a tile
-for every kernel; `product`, `reverse`, `diagonal`, `axes`, `looks`, `rows` and `strongest` are kernels; `choice`,
-`tune`, `launch`, `gradients` and `summaries` start them; `lay` lays tables out and `collect` gathers their gradients;
-`border` puts tokens without a place around a grid, and `leave` is its way back. What the kernels do not take is refused
-here with its reason, and the plan goes to the tiled engine.
+for every kernel; `product`, `reverse`, `diagonal`, `axes`, `looks`, `rows`, `columns` and `strongest` are kernels;
+`choice`, `tune`, `launch`, `gradients` and `summaries` start them; `lay` lays tables out and `collect` gathers their
+gradients; `border` puts tokens without a place around a grid, and `leave` is its way back. What the kernels do not take
+is refused here with its reason, and the plan goes to the tiled engine.
 
 Nothing here imports Triton until the engine is used.
 """
