@@ -100,21 +100,25 @@ class Lessons:
 
         def run(stop: Stop) -> None:
             begun.append(True)
+            last: dict[str, Any] | None = None
+            failed: Exception | None = None
             try:
                 for state in states:
                     put(state, stop)
                     if stop():
                         raise Cancelled
-            except (ValueError, KeyError) as error:
-                put({"error": str(error.args[0] if error.args else error)}, stop)
-            except Exception as error:
-                if not isinstance(error, Cancelled):
-                    put({"error": f"the server failed: {type(error).__name__}"}, stop)
+            except Cancelled:
                 raise
+            except (ValueError, KeyError) as error:
+                last = {"error": str(error.args[0] if error.args else error)}
+            except Exception as error:
+                last, failed = {"error": f"the server failed: {type(error).__name__}"}, error
             finally:
                 states.close()
                 self._streaming.release()
-            put(None, stop)
+            put(last, stop)  # who has this may ask for the next one at once
+            if failed is not None:
+                raise failed
 
         job = self.work.join(("stream", id(states)), run)
         try:
