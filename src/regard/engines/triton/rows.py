@@ -255,9 +255,9 @@ def by_rows(
 ):  # fmt: skip
     """One block of queries of one head, the first program's being number `begin`. BARE: see `scores`.
 
-    GROUP and POOL, see `note`; 0: no groups. The last two of `pitch` numbers a row are its maximum and log-sum-exp less
-    that. FIX: both are written for the passes that follow, the second as a factor. A float32 log-sum-exp of 16 is
-    rounded by as much as an entry of A, and all entries of its row alike.
+    GROUP and POOL, see `note`; 0: no groups. The last two of `pitch` numbers a row are what its weights are relative to
+    and its log-sum-exp less that. FIX: both are written for the passes that follow, the second as a factor. A float32
+    log-sum-exp of 16 is rounded by as much as an entry of A, and all entries of its row alike.
     """
     b, h, i0 = block_of(begin + tl.program_id(0), given, BLOCK_Q)
     i = i0 + tl.arange(0, BLOCK_Q)
